@@ -1,0 +1,299 @@
+"""What a run is made of: frozen settings, checked once, kept as JSON without loss.
+
+Every field says its unit and what it does; every check raises ``ValueError`` with one line that
+names the field, the value and what to do. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+FORMAT_VERSION = 1
+"""Version of ``config.json`` and of the run directory that holds it."""
+
+OPTIMIZERS = ("nadam", "adan")
+STATE_FORMATS = ("f32",)
+WEIGHT_PRECISIONS = ("split", "f32")
+TIMESTEP_SAMPLINGS = ("flux_shift", "shift", "sigmoid", "uniform")
+LOSSES = ("l2", "huber", "smooth_l1")
+LR_SCHEDULES = ("constant", "cosine", "linear")
+AUTO = -1
+"""Stands for "decide for me" where a number is asked for."""
+
+_T = TypeVar("_T")
+
+
+def _require(ok: bool, what: str) -> None:
+    if not ok:
+        raise ValueError(what)
+
+
+def _number(name: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
+    """Raise unless ``value`` is finite and in [low, high] (``above``: strictly greater than low)."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = good and (value > low if above else value >= low) and value <= high
+    span = f"above {low:g}" if above else f"at least {low:g}"
+    if high != math.inf:
+        span += f" and at most {high:g}"
+    _require(good, f"{name} is {value!r}: give a number {span}")
+
+
+def _whole(name: str, value: int, low: int, high: float = math.inf) -> None:
+    _require(isinstance(value, int) and not isinstance(value, bool), f"{name} is {value!r}: give a whole number")
+    _number(name, value, low, high)
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    _require(value in choices, f"{name} is {value!r}: choose one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The files that make up a Flux."""
+
+    flux: str
+    """Path of the Flux weights (.safetensors: bf16, f16 or f32)."""
+    clip_l: str = ""
+    """Path of the CLIP-L text encoder; empty where a link supplies it."""
+    t5: str = ""
+    """Path of the T5-XXL text encoder; empty where a link supplies it."""
+    vae: str = ""
+    """Path of the VAE; empty where a link supplies it."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.flux), "flux model is empty: choose a Flux .safetensors file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    """A folder of pictures with captions beside them."""
+
+    folder: str
+    """Path of the folder; sub-folders are read too."""
+    resolution: int = 1024
+    """Side in pixels of the square whose area every bucket matches."""
+    bucket_step: int = 64
+    """Bucket sides are multiples of this many pixels (itself a multiple of 16)."""
+    trigger_word: str = ""
+    """The caption of pictures that have none; empty: the words of the file name."""
+    upscale: bool = True
+    """Whether pictures smaller than their bucket are enlarged; if not, they get a smaller bucket."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.folder.strip()), "dataset folder is empty: give the path of a folder of pictures")
+        _whole("resolution", self.resolution, 16, 8192)
+        _whole("bucket_step", self.bucket_step, 16, 512)
+        _require(self.bucket_step % 16 == 0, f"bucket_step is {self.bucket_step}: give a multiple of 16")
+        _require(
+            self.resolution >= self.bucket_step,
+            f"resolution is {self.resolution}: give at least bucket_step, {self.bucket_step}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The update rule, and how its states and the weights are kept."""
+
+    kind: str = "nadam"
+    """``nadam`` (Adam, AdamW, NAdam and NAdamW, by the switches below) or ``adan``."""
+    lr: float = 3.5e-6
+    """Learning rate at its peak. The method's author uses 3.5e-6 for NAdam and 3.3e-5 for Adan."""
+    betas: tuple[float, ...] = (0.9, 0.999)
+    """Decay per step of the moments: two for NAdam, three for Adan (0.98, 0.92, 0.99)."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.0
+    """Decay of the weights towards zero (decoupled: times the learning rate)."""
+    nesterov: bool = True
+    """Look ahead one step (NAdam) or not (Adam). Ignored by Adan."""
+    decoupled_decay: bool = True
+    """Decay the weights (AdamW, NAdamW) or add the decay to the gradient (Adam, NAdam). Ignored by Adan."""
+    cautious: bool = True
+    """Leave out the elements of an update whose sign disagrees with the gradient (arXiv 2411.16085). Ignored by Adan."""
+    no_prox: bool = False
+    """Adan only: decay the weights before the update rather than by the proximal step after it."""
+    state_format: str = "f32"
+    """How the moments are stored in host memory."""
+    weight_precision: str = "split"
+    """``split``: bf16 weights with an exact float32 master; ``f32``: whole float32 weights (small models)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        _one_of("optimizer kind", self.kind, OPTIMIZERS)
+        _number("learning rate", self.lr, 0.0, 1.0)
+        count = 2 if self.kind == "nadam" else 3
+        _require(len(self.betas) == count, f"betas is {self.betas}: {self.kind} takes {count} numbers")
+        for beta in self.betas:
+            _number("betas", beta, 0.0)
+            _require(beta < 1, f"betas has {beta}: give numbers below 1")
+        _number("eps", self.eps, 0.0, 1.0, above=True)
+        _number("weight decay", self.weight_decay, 0.0, 1e4)
+        _one_of("state format", self.state_format, STATE_FORMATS)
+        _one_of("weight precision", self.weight_precision, WEIGHT_PRECISIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """Where things live while training."""
+
+    device: str = "auto"
+    """``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``."""
+    blocks_to_swap: int = AUTO
+    """How many transformer blocks live in host memory between uses; -1: as few as fit."""
+    activation_offload: str = "auto"
+    """Keep the blocks' inputs in host memory during the forward pass: ``on``, ``off`` or ``auto``."""
+    micro_batch: int = 0
+    """Pictures that pass a block at once; 0: the whole batch. The gradient is the same either way."""
+    reserve_vram_gb: float = 1.0
+    """GiB of VRAM to leave free for the desktop and other programs."""
+
+    def __post_init__(self) -> None:
+        ok = self.device in ("auto", "cpu", "cuda") or (self.device.startswith("cuda:") and self.device[5:].isdigit())
+        _require(ok, f"device is {self.device!r}: give auto, cpu, cuda or cuda:N")
+        _whole("blocks_to_swap", self.blocks_to_swap, AUTO, 1000)
+        _one_of("activation_offload", self.activation_offload, ("auto", "on", "off"))
+        _whole("micro_batch", self.micro_batch, 0, 1024)
+        _number("reserve_vram_gb", self.reserve_vram_gb, 0.0, 1024.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeConfig:
+    """What is asked of the model at each step, and how fast it may change."""
+
+    batch_size: int = 5
+    """Pictures per update."""
+    timestep_sampling: str = "flux_shift"
+    """Which noise levels are trained: ``flux_shift`` (logit-normal, shifted by resolution as Flux samples),
+    ``shift`` (logit-normal, shifted by ``shift``), ``sigmoid`` (logit-normal) or ``uniform``."""
+    shift: float = 3.0
+    """Shift of the noise levels under ``shift``: above 1 trains noisier pictures."""
+    loss: str = "l2"
+    """``l2``, ``huber`` or ``smooth_l1`` between predicted and true velocity."""
+    huber_delta: float = 0.1
+    """Error above which ``huber`` and ``smooth_l1`` grow linearly."""
+    guidance: float = 1.0
+    """The guidance value that a guidance-distilled model (dev) is told while it trains."""
+    lr_schedule: str = "constant"
+    """``constant``, ``cosine`` or ``linear`` (both decay to ``lr_floor`` over ``schedule_steps``, then stay)."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises from zero."""
+    schedule_steps: int = 0
+    """Step at which a decaying schedule ends. It is no target: training may go on beyond it."""
+    lr_floor: float = 0.0
+    """Share of the peak learning rate at which a decaying schedule stays."""
+    caption_dropout: float = 0.0
+    """Share of the samples trained with an empty caption."""
+    training_seed: int = 0
+    """Seed of noise, noise levels, order and dropout."""
+    save_every_steps: int = 0
+    """A save point every so many steps; 0: only by time, on stop and at the target."""
+    save_every_minutes: float = 60.0
+    """A save point every so many minutes of training; 0: never by time."""
+
+    def __post_init__(self) -> None:
+        _whole("batch_size", self.batch_size, 1, 1024)
+        _one_of("timestep_sampling", self.timestep_sampling, TIMESTEP_SAMPLINGS)
+        _number("shift", self.shift, 0.0, 100.0, above=True)
+        _one_of("loss", self.loss, LOSSES)
+        _number("huber_delta", self.huber_delta, 0.0, 100.0, above=True)
+        _number("guidance", self.guidance, 0.0, 100.0)
+        _one_of("lr_schedule", self.lr_schedule, LR_SCHEDULES)
+        _whole("warmup_steps", self.warmup_steps, 0)
+        _whole("schedule_steps", self.schedule_steps, 0)
+        decays = self.lr_schedule != "constant"
+        _require(
+            not decays or self.schedule_steps > self.warmup_steps,
+            f"schedule_steps is {self.schedule_steps}: a {self.lr_schedule} schedule needs the step at which it ends,"
+            f" above warmup_steps ({self.warmup_steps})",
+        )
+        _number("lr_floor", self.lr_floor, 0.0, 1.0)
+        _number("caption_dropout", self.caption_dropout, 0.0, 1.0)
+        _whole("training_seed", self.training_seed, 0, 2**64 - 1)
+        _whole("save_every_steps", self.save_every_steps, 0)
+        _number("save_every_minutes", self.save_every_minutes, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that a run needs, but for its data: ``config.json`` of the run directory."""
+
+    name: str
+    """Name of the run and of its directory."""
+    model: ModelConfig
+    dataset: DatasetConfig
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    recipe: RecipeConfig = field(default_factory=RecipeConfig)
+    format_version: int = FORMAT_VERSION
+    """Version of this file's format."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        _require(
+            self.format_version == FORMAT_VERSION,
+            f"format_version is {self.format_version}: this program reads {FORMAT_VERSION}; use the version that wrote it",
+        )
+
+
+RESERVED_NAMES = ("cache", "demo")
+"""Folders beside the run directories that are no runs."""
+_FORBIDDEN = set('<>:"/\\|?*')
+_WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10))}
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it can name a run directory on every system, else raise ``ValueError``."""
+    what = f"run name is {name!r}"
+    _require(bool(name.strip()), f"{what}: give it a name")
+    _require(len(name) <= 100, f"{what}: give a name of at most 100 characters")
+    bad = sorted(c for c in set(name) if c in _FORBIDDEN or ord(c) < 32)
+    _require(not bad, f"{what}: leave out {' '.join(map(repr, bad))} (a run name is one folder's name)")
+    _require(name == name.strip() and not name.startswith(".") and not name.endswith("."),
+             f"{what}: leave out dots and spaces at its ends")
+    _require(name.lower() not in RESERVED_NAMES, f"{what}: that folder is taken, choose another name")
+    _require(name.lower().split(".")[0] not in _WINDOWS_DEVICES, f"{what}: Windows keeps that name for itself")
+    return name
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config as plain JSON types; ``from_dict`` gives it back equal."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_dict(cls: type[_T], data: dict[str, Any], where: str = "") -> _T:
+    """Build ``cls`` from ``to_dict``'s result. Unknown or missing fields raise ``ValueError`` naming them."""
+    _require(isinstance(data, dict), f"{where or cls.__name__}: expected an object, found {type(data).__name__}")
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(data) - set(known))
+    _require(not unknown, f"{where or cls.__name__} has unknown settings {', '.join(unknown)}: remove them")
+    values = {}
+    for name, f in known.items():
+        if name in data:
+            values[name] = _convert(hints[name], data[name], f"{where}.{name}" if where else name)
+        else:
+            needed = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            _require(not needed, f"{where or cls.__name__} lacks {name}: add it")
+    return cls(**values)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), value, where)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        _require(isinstance(value, list | tuple), f"{where} is {value!r}: give a list")
+        return tuple(_convert(typing.get_args(hint)[0], v, where) for v in value)
+    if origin is types.UnionType:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    _require(isinstance(value, hint) and (hint is bool or not isinstance(value, bool)),
+             f"{where} is {value!r}: give a {hint.__name__}")
+    return value

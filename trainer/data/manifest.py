@@ -1,0 +1,57 @@
+"""``dataset.json`` of a run: which cached entries it trains on, in which order.
+
+``{"format": 1, "cache": path, "samples": [{"image", "latent", "shape": [h, w], "caption"}], "empty_caption": key,
+"fingerprint": sha256}``. ``cache`` is relative to the run directory where that makes moving both together possible,
+else absolute. ``image`` is relative to the dataset folder; ``latent`` and ``caption`` are cache keys; shapes are in
+latent pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+
+
+def fingerprint(samples: list[dict[str, Any]], empty_caption: str) -> str:
+    """What will be trained on, whatever the pictures are called and wherever they lie: sha256 of the ordered keys."""
+    text = json.dumps([[s["latent"], s["shape"], s["caption"]] for s in samples] + [empty_caption])
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def cache_path_for(root: Path, run_dir: str | Path | None) -> str:
+    """How a run's manifest names the cache: relative if it lies inside the run directory or beside it."""
+    root = Path(os.path.abspath(root))
+    if run_dir is not None:
+        run = Path(os.path.abspath(run_dir))
+        if root != run and root.is_relative_to(run):
+            return root.relative_to(run).as_posix()
+        if root.parent == run.parent:
+            return f"../{root.name}"
+    return str(root)
+
+
+def cache_root(manifest: Mapping[str, Any], run_dir: str | Path) -> Path:
+    """The cache folder that a manifest names. Raises ``ValueError`` if it is gone."""
+    root = Path(os.path.normpath(os.path.join(os.path.abspath(run_dir), manifest["cache"])))
+    if not root.is_dir():
+        raise ValueError(f"the cache folder {root} is gone: move it back there, or prepare the dataset again")
+    return root
+
+
+def check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless this is a manifest that this version reads."""
+    if manifest.get("format") != FORMAT:
+        raise ValueError(
+            f"dataset.json has format {manifest.get('format')!r}: this program reads {FORMAT}; prepare the dataset again"
+        )
+    lacking = [k for k in ("cache", "samples", "empty_caption", "fingerprint") if k not in manifest]
+    if lacking:
+        raise ValueError(f"dataset.json lacks {lacking[0]}: prepare the dataset again")
+    if not manifest["samples"]:
+        raise ValueError("dataset.json has no samples: give a folder with at least one usable picture")

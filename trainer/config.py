@@ -226,10 +226,15 @@ class RunConfig:
     name: str
     """Name of the run and of its directory."""
     model: ModelConfig
+    """What is trained, and what encodes for it."""
     dataset: DatasetConfig
+    """What it is trained on."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """How the weights are updated."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """Where things live meanwhile."""
     recipe: RecipeConfig = field(default_factory=RecipeConfig)
+    """What is asked of the model."""
     format_version: int = FORMAT_VERSION
     """Version of this file's format."""
 

@@ -1,0 +1,1 @@
+"""Measurements: ``python -m benchmarks.NAME --json`` ends with one line of JSON. Ratios are taken in one process, alternating."""

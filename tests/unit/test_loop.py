@@ -1,0 +1,235 @@
+"""The engine's step: what may not change a result, what must, and what is refused."""
+
+import pytest
+import torch
+
+from trainer.loop import NonFiniteLoss, Trainer
+
+PRECISIONS = ["f32", "split"]
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Every tensor of the trainer's state, by stage."""
+    found = {}
+    for stage in trainer.stages:
+        for group in stage.arena.groups:
+            found[f"{stage.name}.{group.dtype}"] = group.current.clone()
+            found |= {f"{stage.name}.{group.dtype}.{k}": t.clone() for k, t in group.storage.items()}
+    return found
+
+
+def trained(tiny, steps, name="run", **settings) -> Trainer:
+    config, folder, manifest = tiny(name=name, **settings)
+    trainer = Trainer(config, folder, dataset=manifest)
+    for _ in range(steps):
+        trainer.train_step()
+    return trainer
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("swap", [1, 2])
+@pytest.mark.parametrize("offload", ["on", "off"])
+def test_swapping_and_offloading_change_no_bit(tiny, precision, swap, offload):
+    optimizer = {"weight_precision": precision}
+    plain = trained(tiny, 20, "plain", optimizer=optimizer, memory={"blocks_to_swap": 0})
+    moved = trained(tiny, 20, "moved", optimizer=optimizer,
+                    memory={"blocks_to_swap": swap, "activation_offload": offload})
+    assert sum(not s.arena.resident for s in moved.stages) == swap
+    assert_equal(weights(plain), weights(moved))
+
+
+@pytest.mark.parametrize("chunk", [256, 4096])
+def test_chunk_size_changes_no_bit(tiny, monkeypatch, chunk):
+    plain = trained(tiny, 5, "plain", optimizer={"weight_precision": "split"})
+    monkeypatch.setattr("trainer.memory.arena.CHUNK", chunk)
+    small = trained(tiny, 5, "small", optimizer={"weight_precision": "split"})
+    assert_equal(weights(plain), weights(small))
+
+
+def test_micro_batches_give_the_same_step(tiny):
+    plain = trained(tiny, 1, "plain", optimizer={"eps": 1e-4})
+    split = trained(tiny, 1, "split", optimizer={"eps": 1e-4}, memory={"micro_batch": 1})
+    for name, value in weights(plain).items():
+        assert torch.allclose(value, weights(split)[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("kind", [{}, {"kind": "adan", "betas": (0.98, 0.92, 0.99)}])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_parameter_moves(tiny, kind, precision):
+    config, folder, manifest = tiny(optimizer={**kind, "weight_precision": precision, "lr": 1e-4})
+    trainer = Trainer(config, folder, dataset=manifest)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    for _ in range(3):
+        trainer.train_step()
+    still = [n for n, p in trainer.model.named_parameters() if torch.equal(p, before[n])]
+    assert not still
+    dtypes = {n: p.dtype for n, p in trainer.model.named_parameters()}
+    assert dtypes["final_layer.linear.weight"] == dtypes["img_in.weight"] == torch.float32
+
+
+def test_a_small_learning_rate_moves_the_master_exactly(tiny):
+    """At 3.5e-6 hardly any bf16 weight changes in a step, but its exact master does."""
+    config, folder, manifest = tiny(optimizer={"weight_precision": "split", "lr": 3.5e-6})
+    trainer = Trainer(config, folder, dataset=manifest)
+    block = trainer.stages[1].arena
+    (group,) = [g for g in block.groups if g.dtype == torch.bfloat16]
+    bf16, residual = group.current.clone(), group.storage["residual"].clone()
+    trainer.train_step()
+    assert (group.current != bf16).float().mean() < 0.2
+    moved = (group.storage["residual"] != residual) | (group.current != bf16)
+    assert moved.float().mean() > 0.4  # cautious leaves out what disagrees in sign; the first step has none of that
+
+
+def test_lr_zero_changes_no_weight(tiny):
+    config, folder, manifest = tiny(optimizer={"lr": 0.0})
+    trainer = Trainer(config, folder, dataset=manifest)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    loss = trainer.evaluate()
+    for _ in range(3):
+        trainer.train_step()
+    assert all(torch.equal(p, before[n]) for n, p in trainer.model.named_parameters())
+    assert trainer.evaluate() == loss
+
+
+@pytest.mark.parametrize("kind", [{}, {"kind": "adan", "betas": (0.98, 0.92, 0.99)}])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_resuming_continues_bit_for_bit(tiny, tmp_path, kind, precision):
+    optimizer = {**kind, "weight_precision": precision}
+    recipe = {"lr_schedule": "cosine", "warmup_steps": 3, "schedule_steps": 15, "caption_dropout": 0.3}
+    straight = trained(tiny, 20, "straight", optimizer=optimizer, recipe=recipe)
+    first = trained(tiny, 10, "first", optimizer=optimizer, recipe=recipe, memory={"blocks_to_swap": 1})
+    state = tmp_path / "state"
+    state.mkdir()
+    first.save(state)
+    config, folder, manifest = tiny(name="second", optimizer=optimizer, recipe=recipe)
+    second = Trainer(config, folder, dataset=manifest)
+    second.load(state)
+    assert second.step == 10
+    for _ in range(10):
+        second.train_step()
+    assert_equal(weights(straight), weights(second))
+
+
+def test_a_state_of_another_optimizer_is_refused_before_anything_changes(tiny, tmp_path):
+    adan = trained(tiny, 1, "adan", optimizer={"kind": "adan", "betas": (0.98, 0.92, 0.99)})
+    state = tmp_path / "state"
+    state.mkdir()
+    adan.save(state)
+    other = trained(tiny, 1, "nadam")
+    before = weights(other)
+    with pytest.raises(ValueError, match="another optimizer"):
+        other.load(state)
+    assert_equal(before, weights(other))
+
+
+def test_parking_changes_nothing(tiny):
+    straight = trained(tiny, 4, "straight")
+    parked = trained(tiny, 2, "parked", memory={"blocks_to_swap": 1})
+    parked.park()
+    parked.train_step()
+    parked.park()
+    parked.train_step()
+    assert_equal(weights(straight), weights(parked))
+
+
+def test_a_loss_that_is_no_number_stops_before_any_weight_changes(tiny):
+    config, folder, manifest = tiny()
+    trainer = Trainer(config, folder, dataset=manifest)
+    trainer.train_step()
+    before = weights(trainer)
+    latents = trainer.data.latents
+    trainer.data.latents = lambda samples: latents(samples) * float("nan")
+    with pytest.raises(NonFiniteLoss, match=r"loss of step 2 .*\.png"):
+        trainer.train_step()
+    assert_equal(before, weights(trainer))
+    assert trainer.step == 1 and not trainer.torn
+
+
+def test_a_fault_in_the_middle_of_a_step_marks_the_state_as_torn(tiny, tmp_path):
+    config, folder, manifest = tiny()
+    trainer = Trainer(config, folder, dataset=manifest)
+
+    def fail(**_):
+        raise RuntimeError("out of memory")
+
+    trainer.stages[1].arena.update = fail
+    with pytest.raises(RuntimeError):
+        trainer.train_step()
+    assert trainer.torn
+    with pytest.raises(AssertionError):
+        trainer.save(tmp_path)
+
+
+def test_prediction_equals_the_module_and_repeats_bit_for_bit(tiny):
+    config, folder, manifest = tiny(memory={"blocks_to_swap": 1})
+    trainer = Trainer(config, folder, dataset=manifest)
+    x = torch.randn(2, 16, 7, 9, generator=torch.Generator().manual_seed(3))
+    context, pooled = trainer.data.captions([0, 1], [False, False])
+    t, g = torch.tensor([0.3, 0.8]), torch.tensor([3.5, 3.5])
+    for guidance in (g, None):
+        with torch.no_grad():
+            expected = trainer.model(x, t, context, pooled, guidance)
+        got = trainer.predict(x, t, context, pooled, guidance)
+        assert got.shape == x.shape
+        assert torch.allclose(got, expected, atol=1e-6)
+        assert torch.equal(got, trainer.predict(x, t, context, pooled, guidance))
+
+
+def test_an_f32_export_is_the_exact_master(tiny):
+    from trainer.optim.base import master
+
+    trainer = trained(tiny, 3, optimizer={"weight_precision": "split", "lr": 1e-4})
+    exported = {e.name: torch.cat([c.flatten() for c in e.chunks()]).view(e.shape) for e in trainer.entries("f32")}
+    assert exported.keys() == dict(trainer.model.named_parameters()).keys()
+    for stage in trainer.stages:
+        for group in stage.arena.groups:
+            exact = master(group.current, group.storage)
+            for piece in group.pieces:
+                assert torch.equal(exported[piece.name], piece.view(exact)), piece.name
+                if group.dtype == torch.bfloat16:
+                    assert torch.equal(exported[piece.name].bfloat16(), piece.parameter.data)
+
+
+def test_weights_of_a_finer_file_keep_every_bit(tiny):
+    """A float32 file under bf16 weights: the masters are the file's numbers."""
+    config, folder, manifest = tiny(optimizer={"weight_precision": "split"})
+    from safetensors.torch import load_file
+
+    file = load_file(config.model.flux)
+    exported = {e.name: torch.cat([c.flatten() for c in e.chunks()]).view(e.shape)
+                for e in Trainer(config, folder, dataset=manifest).entries("f32")}
+    assert all(torch.equal(exported[n], t) for n, t in file.items())
+
+
+def test_f16_export_out_of_range_is_refused(tiny):
+    config, folder, manifest = tiny()
+    trainer = Trainer(config, folder, dataset=manifest)
+    with torch.no_grad():
+        trainer.model.img_in.weight[0, 0] = 1e6
+    with pytest.raises(ValueError, match="f16.*img_in"):
+        for entry in trainer.entries("f16"):
+            list(entry.chunks())
+
+
+def test_noise_never_repeats_after_a_rollback(tiny):
+    config, folder, manifest = tiny()
+    first = Trainer(config, folder, dataset=manifest).train_step()
+    again = Trainer(config, folder, dataset=manifest).train_step()
+    rolled = Trainer(config, folder, dataset=manifest, rollbacks=1).train_step()
+    assert first.loss == again.loss and first.timesteps == again.timesteps
+    assert set(first.timesteps).isdisjoint(rolled.timesteps)
+
+
+def test_loss_falls(tiny):
+    config, folder, manifest = tiny(recipe={"timestep_sampling": "uniform"})
+    trainer = Trainer(config, folder, dataset=manifest)
+    before = trainer.evaluate()
+    for _ in range(60):
+        trainer.train_step()
+    assert trainer.evaluate() < 0.9 * before

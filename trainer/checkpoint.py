@@ -1,0 +1,127 @@
+"""Between files and the stages' arenas: weights in, full states out and in again, weights out.
+
+A state folder holds one safetensors file for each stage (its flat tensors as they are, nothing
+converted) and ``trainer.json`` with the counters. Everything streams in chunks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .flux.variants import FileInfo
+from .memory.arena import CHUNK, Group, Piece
+from .optim.base import load_master_, master, slice_storage
+from .walk import Stage
+from .weights import Entry, TensorFile, dtype_name, write_safetensors
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+"""The precisions of an export."""
+
+
+def _groups(stages: Sequence[Stage]) -> Iterator[tuple[Stage, Group]]:
+    for stage in stages:
+        for group in stage.arena.groups:
+            yield stage, group
+
+
+def load_weights(stages: Sequence[Stage], path: str, info: FileInfo) -> None:
+    """Fill the arenas from a Flux file; what bf16 cannot hold of a finer file goes into the masters' residuals."""
+    with TensorFile(path) as file:
+        for _, group in _groups(stages):
+            for piece in group.pieces:
+                name, numel = info.tensor_name(piece.name), piece.parameter.numel()
+                for start in range(0, numel, CHUNK):
+                    stop = min(start + CHUNK, numel)
+                    _load_slice(group, piece.start + start, file.read(name, start, stop).float())
+
+
+def _load_slice(group: Group, start: int, values: Tensor) -> None:
+    """Set the masters of ``values.numel()`` elements from ``start`` on, which is a multiple of 256."""
+    stop = start + values.numel()
+    padded = min(-(-stop // 256) * 256, group.numel)
+    storage = slice_storage(group.storage, start, padded, group.numel)
+    whole = torch.zeros(padded - start)
+    whole[: values.numel()] = values
+    load_master_(group.home[start:padded], storage, whole)
+
+
+def export_entries(stages: Sequence[Stage], dtype: str) -> list[Entry]:
+    """Every parameter under its own name, cast from its exact master to ``dtype`` (``bf16``, ``f16``, ``f32``)."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}")
+    return [Entry(piece.name, dtype_name(DTYPES[dtype]), tuple(piece.parameter.shape),
+                  partial(_masters, group, piece))
+            for _, group in _groups(stages) for piece in group.pieces]
+
+
+def _masters(group: Group, piece: Piece) -> Iterator[Tensor]:
+    numel = piece.parameter.numel()
+    for start in range(piece.start, piece.start + numel, CHUNK):
+        stop = min(start + CHUNK, piece.start + numel)
+        padded = min(-(-stop // 256) * 256, group.numel)
+        storage = slice_storage(group.storage, start, padded, group.numel)
+        values = master(group.current[start:padded].cpu(), storage)[: stop - start]
+        yield values
+
+
+def _state_tensors(group: Group) -> dict[str, Tensor]:
+    label = dtype_name(group.dtype)
+    return {f"{label}.weight": group.current, **{f"{label}.{k}": t for k, t in group.storage.items()}}
+
+
+def _layout(stage: Stage) -> str:
+    """What the flat tensors of a stage mean: names, sizes and places."""
+    return json.dumps([[p.name, list(p.parameter.shape), p.start] for g in stage.arena.groups for p in g.pieces])
+
+
+def _chunks(flat: Tensor) -> Iterator[Tensor]:
+    flat = flat.flatten()
+    for start in range(0, flat.numel(), CHUNK):
+        yield flat[start : start + CHUNK].cpu()
+
+
+def save_state(stages: Sequence[Stage], directory: Path, *, step: int, rollbacks: int) -> None:
+    """Write weights, residuals, moments and counters into ``directory``, which exists."""
+    for stage in stages:
+        tensors = {k: t for group in stage.arena.groups for k, t in _state_tensors(group).items()}
+        entries = [Entry(k, dtype_name(t.dtype), tuple(t.shape), partial(_chunks, t)) for k, t in tensors.items()]
+        write_safetensors(directory / f"{stage.name}.safetensors", entries, {"layout": _layout(stage)})
+    with open(directory / "trainer.json", "w", encoding="utf-8") as file:
+        json.dump({"step": step, "rollbacks": rollbacks, "stages": [s.name for s in stages]}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_state(stages: Sequence[Stage], directory: Path) -> int:
+    """Fill the arenas from what ``save_state`` wrote and return its step. All is checked before anything is changed."""
+    counters = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
+    files = [(stage, directory / f"{stage.name}.safetensors") for stage in stages]
+    for stage, path in files:
+        _check(stage, path)
+    for stage, path in files:
+        stage.arena.park()
+        with TensorFile(path) as file:
+            for group in stage.arena.groups:
+                for name, tensor in _state_tensors(group).items():
+                    file.read_into_(name, tensor)
+    return int(counters["step"])
+
+
+def _check(stage: Stage, path: Path) -> None:
+    wrong = f"save point {path.parent.name} does not fit this run ({path.name}): "
+    with TensorFile(path) as file:
+        if file.header.metadata.get("layout") != _layout(stage):
+            raise ValueError(wrong + "it holds other parameters; continue with the model it was made with")
+        want = {k: (dtype_name(t.dtype), tuple(t.shape))
+                for group in stage.arena.groups for k, t in _state_tensors(group).items()}
+        have = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
+        if want != have:
+            raise ValueError(wrong + "it was written with another optimizer, state format or weight precision; "
+                                     "set them back to continue")

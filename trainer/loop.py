@@ -1,0 +1,189 @@
+"""The engine: a Flux in training, one step at a time. The step itself is ``Trainer.train_step``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checkpoint, flow
+from .config import RunConfig
+from .data.batches import Dataset, batch_indices
+from .flux.model import build_meta, flux_params, patchify
+from .flux.variants import require_flux
+from .memory.arena import Slots
+from .memory.plan import Plan, resolve
+from .optim.base import spec_from_config
+from .walk import MicroBatch, Stage, build_stages, predict_head, walk_back, walk_out
+from .weights import Entry
+
+EVALUATED = 16
+"""Samples that ``Trainer.evaluate`` looks at, at most."""
+
+
+class NonFiniteLoss(ValueError):
+    """The loss is NaN or infinite; no weight was changed by that step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one update did. ``seconds`` is wall time; ``timesteps`` the noise level of each sample."""
+
+    step: int
+    loss: float
+    lr: float
+    seconds: float
+    samples: tuple[int, ...]
+    timesteps: tuple[float, ...]
+
+
+class Trainer:
+    """Owns the weights, the optimizer states and the device of one run. Used by one thread.
+
+    ``dataset`` is the manifest (``dataset.json``); ``rollbacks`` counts how often the run was taken
+    back to an earlier step, so that it never repeats its noise; ``plan`` what was decided for this
+    run earlier (else it is decided now).
+    """
+
+    def __init__(self, config: RunConfig, run_dir: Path, *, dataset: dict[str, Any], rollbacks: int = 0,
+                 plan: Plan | None = None):
+        self.config, self.rollbacks = config, rollbacks
+        self.data = Dataset(dataset, run_dir)
+        self.info = require_flux(config.model.flux)
+        self.plan = plan or resolve(config, self.info, self.data.shapes)
+        self.device = torch.device(self.plan.device)
+        params = flux_params(self.info)
+        base = torch.float32 if config.optimizer.weight_precision == "f32" else torch.bfloat16
+        self.dtype = base
+        self.model = build_meta(params, base).to_empty(device="cpu").requires_grad_(True)
+        self.slots = Slots(self.device)
+        spec = spec_from_config(config.optimizer, config.recipe.training_seed)
+        self.stages: list[Stage] = build_stages(self.model, config.recipe, spec, self.slots, self.plan.blocks_to_swap)
+        checkpoint.load_weights(self.stages, config.model.flux, self.info)
+        self.step = 0
+        """Updates done since the run began."""
+        self.torn = False
+        """Whether an update was cut short: some blocks are a step ahead of others, and nothing may be saved."""
+
+    def train_step(self) -> StepReport:
+        """One update of all weights. Raises ``NonFiniteLoss`` before any weight has changed."""
+        started, step, recipe = time.perf_counter(), self.step + 1, self.config.recipe
+        lr = flow.learning_rate(self.config.optimizer.lr, recipe, step)
+        samples = batch_indices(self.data.shapes, recipe.batch_size, recipe.training_seed, step)
+        counters = [(recipe.training_seed, self.rollbacks, step, i) for i in samples]
+        levels = [flow.timestep(recipe, self.data.shapes[i], *c) for i, c in zip(samples, counters, strict=True)]
+        micros = self._micro_batches(samples, levels, counters)
+
+        *_, head = self.stages
+        walk_out(self.stages[:-1], micros, self._keep)
+        for m in micros:
+            m.kept.append(m.hidden)
+        for stage in reversed(self.stages):
+            with stage.arena.weights(changing=True):
+                for i, m in enumerate(micros):
+                    walk_back(stage, m, add=i > 0)
+                if stage is head:
+                    loss = self._finite_loss(micros, samples, levels, step)
+                    self.torn = True
+                stage.arena.update(lr=lr, step=step)
+
+        self.step, self.torn = step, False
+        return StepReport(step=step, loss=loss, lr=lr, seconds=time.perf_counter() - started,
+                          samples=tuple(samples), timesteps=tuple(levels))
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor, guidance: Tensor | None) -> Tensor:
+        """Velocity of the weights as they are: float32 on the CPU, shaped like ``x`` [B, C, h, w], as ``Flux.forward``."""
+        m = self._micro_batch(x, timestep, context, pooled, guidance)
+        walk_out(self.stages[:-1], [m], None)
+        with self.stages[-1].arena.weights():
+            return predict_head(self.model, m.hidden, m).float().cpu()
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Mean loss of up to 16 samples at fixed noise and noise levels: a figure that can be compared between steps."""
+        samples = range(min(EVALUATED, len(self.data.shapes)))
+        # Neighbours in the folder are often alike: 7 steps around the 16 levels spread them over the range.
+        levels = [flow.fixed_timesteps(EVALUATED)[i * 7 % EVALUATED] for i in samples]
+        total = 0.0
+        for i, level in zip(samples, levels, strict=True):
+            (m,) = self._micro_batches([i], [level], [("evaluate", i)], train=False)
+            walk_out(self.stages, [m], None)
+            assert m.losses is not None
+            total += float(m.losses.sum())
+        return total / len(samples)
+
+    def entries(self, dtype: str) -> list[Entry]:
+        """The weights under their file names, for ``weights.write_safetensors``: exact masters, cast to ``dtype``."""
+        return checkpoint.export_entries(self.stages, dtype)
+
+    def save(self, directory: Path) -> None:
+        """Write the full state into an existing, empty folder."""
+        assert not self.torn, "a half-updated step is never saved"
+        checkpoint.save_state(self.stages, directory, step=self.step, rollbacks=self.rollbacks)
+
+    def load(self, directory: Path) -> None:
+        """Take up the state that ``save`` wrote. A folder that does not fit raises ``ValueError``."""
+        self.step = checkpoint.load_state(self.stages, directory)
+        self.torn = False
+
+    def park(self) -> None:
+        """Give the device's memory back; the next use takes it again."""
+        for stage in self.stages:
+            stage.arena.park()
+        self.slots.free()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _keep(self, t: Tensor) -> Tensor:
+        return t.to("cpu") if self.plan.activation_offload else t
+
+    def _micro_batches(self, samples: Sequence[int], levels: Sequence[float], counters: Sequence[tuple], *,
+                       train: bool = True) -> list[MicroBatch]:
+        recipe, size = self.config.recipe, self.plan.micro_batch or len(samples)
+        micros = []
+        for start in range(0, len(samples), size):
+            part = slice(start, start + size)
+            latents = self.data.latents(samples[part]).float()
+            noise = torch.stack([flow.noise_like(latents.shape[1:], *c) for c in counters[part]])
+            t = torch.tensor(levels[part], dtype=torch.float32)
+            x, target = flow.noised(latents, noise, t)
+            dropped = [train and flow.is_dropped(recipe.caption_dropout, *c) for c in counters[part]]
+            context, pooled = self.data.captions(samples[part], dropped)
+            m = self._micro_batch(x, t, context, pooled, torch.full_like(t, recipe.guidance))
+            m.target, m.share = target.to(self.device), 1 / len(samples)
+            micros.append(m)
+        return micros
+
+    def _micro_batch(self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor,
+                     guidance: Tensor | None) -> MicroBatch:
+        """``x`` [B, C, h, w] and its conditions, on the device in the model's dtypes."""
+        height, width = x.shape[-2:]
+        if not self.model.params.guidance_embed:
+            guidance = None
+        return MicroBatch(
+            tokens=patchify(x.to(self.device, torch.float32)),
+            context=context.to(self.device, self.dtype),
+            pooled=pooled.to(self.device, self.dtype),
+            timestep=timestep.to(self.device, torch.float32),
+            guidance=guidance if guidance is None else guidance.to(self.device, torch.float32),
+            rope=self.model.rope(height, width, context.shape[1], self.device),
+            latent_size=(height, width),
+        )
+
+    def _finite_loss(self, micros: Sequence[MicroBatch], samples: Sequence[int], levels: Sequence[float],
+                     step: int) -> float:
+        each = torch.cat([m.losses for m in micros if m.losses is not None]).tolist()
+        bad = [i for i, value in enumerate(each) if not math.isfinite(value)]
+        if bad:
+            names = self.data.names([samples[i] for i in bad])
+            where = ", ".join(f"{name} at noise level {levels[i]:.3f}" for name, i in zip(names, bad, strict=True))
+            raise NonFiniteLoss(f"the loss of step {step} is not a number ({where}); no weight was changed. Lower the "
+                                "learning rate, or take those pictures out of the dataset")
+        return sum(each) / len(each)

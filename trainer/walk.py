@@ -1,0 +1,143 @@
+"""The walk: Flux as a row of stages, out along them without gradients, back along them one at a time.
+
+On the way back each stage is computed again with gradients, from its inputs kept on the way out, so
+that the activations and gradients of one stage exist at a time. All micro-batches pass a stage
+before the next one is visited: the gradient is that of the whole batch, and a stage's weights
+travel once however large the batch is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .config import RecipeConfig
+from .flow import sample_losses
+from .flux.model import Flux, unpatchify
+from .memory.arena import Arena, Slots
+from .optim.base import UpdateSpec
+
+Hidden = tuple[Tensor, ...]
+
+
+@dataclass
+class MicroBatch:
+    """Some samples of a batch on their way along the stages. B samples, T text tokens, D and P features."""
+
+    tokens: Tensor
+    """Image tokens [B, N, C], from ``patchify``."""
+    context: Tensor
+    """Text embeddings [B, T, D]."""
+    pooled: Tensor
+    """Pooled text embedding [B, P]."""
+    timestep: Tensor
+    """Noise levels in 0..1, float32 [B]."""
+    guidance: Tensor | None
+    """Guidance values, float32 [B]; None for a model that takes none."""
+    rope: Tensor
+    """Rotary embedding of text and image positions."""
+    latent_size: tuple[int, int]
+    """Height and width in latent pixels."""
+    target: Tensor | None = None
+    """True velocity [B, C, h, w], where the loss is wanted."""
+    share: float = 1.0
+    """Weight of each sample's loss in the batch's: one over the batch size."""
+    hidden: Hidden = ()
+    kept: list[Hidden] = field(default_factory=list)
+    upstream: Hidden = ()
+    """Gradients of the batch's loss with respect to the outputs of the stage about to be walked back."""
+    losses: Tensor | None = None
+    """Mean loss of each sample, float32 [B]."""
+
+
+@dataclass
+class Stage:
+    """One stop of the walk: what it computes and where its parameters live."""
+
+    name: str
+    run: Callable[[Hidden, MicroBatch], Hidden]
+    arena: Arena
+
+
+def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, slots: Slots, swapped: int) -> list[Stage]:
+    """The stages of ``model`` in order: before the blocks, each block, after them.
+
+    The first ``swapped`` blocks live in host memory between uses: they wait longest between the
+    end of one step and the end of the next, while the last blocks are used twice in a row.
+    """
+    named = dict(model.named_parameters())
+    blocks = len(model.double_blocks) + len(model.single_blocks)
+    seen = 0
+
+    def arena(prefix: str, *, resident: bool = True) -> Arena:
+        nonlocal seen
+        own = [(n, p) for n, p in named.items() if n.startswith(prefix)]
+        seen += len(own)
+        return Arena(own, spec, slots, resident=resident)
+
+    def embed(_: Hidden, m: MicroBatch) -> Hidden:
+        return model.embed(m.tokens, m.context, m.timestep, m.pooled, m.guidance)
+
+    def double(block: nn.Module) -> Callable[[Hidden, MicroBatch], Hidden]:
+        return lambda h, m: (*block(h[0], h[1], h[2], m.rope), h[2])
+
+    def single(block: nn.Module, first: bool) -> Callable[[Hidden, MicroBatch], Hidden]:
+        def run(h: Hidden, m: MicroBatch) -> Hidden:
+            x, vec = (torch.cat((h[1], h[0]), 1), h[2]) if first else h
+            return block(x, vec, m.rope), vec
+
+        return run
+
+    def head(h: Hidden, m: MicroBatch) -> Hidden:
+        velocity = predict_head(model, h, m)
+        assert m.target is not None
+        m.losses = sample_losses(velocity, m.target, recipe)
+        return (m.losses.sum() * m.share,)
+
+    embedding = Arena([(n, p) for n, p in named.items() if not n.startswith(("double_", "single_", "final_"))],
+                      spec, slots, resident=True)
+    seen += len(embedding.parameters)
+    stages = [Stage("embed", embed, embedding)]
+    runs = [double(b) for b in model.double_blocks]
+    runs += [single(b, i == 0) for i, b in enumerate(model.single_blocks)]
+    names = [f"double_blocks.{i}." for i in range(len(model.double_blocks))]
+    names += [f"single_blocks.{i}." for i in range(len(model.single_blocks))]
+    for i, (name, run) in enumerate(zip(names, runs, strict=True)):
+        stages.append(Stage(name.rstrip("."), run, arena(name, resident=i >= min(swapped, blocks))))
+    stages.append(Stage("final_layer", head, arena("final_layer.")))
+    assert seen == len(named), "every parameter belongs to exactly one stage"
+    return stages
+
+
+def predict_head(model: Flux, hidden: Hidden, m: MicroBatch) -> Tensor:
+    """Velocity [B, C, h, w] from the output of the last block."""
+    x, vec = hidden
+    tokens = model.final_layer(x[:, m.context.shape[1] :], vec)
+    return unpatchify(tokens, *m.latent_size)
+
+
+def walk_out(stages: Sequence[Stage], micros: Sequence[MicroBatch], keep: Callable[[Tensor], Tensor] | None) -> None:
+    """Carry every micro-batch through ``stages`` without gradients; ``keep`` stores a stage's inputs for the way back."""
+    with torch.no_grad():
+        for stage in stages:
+            with stage.arena.weights():
+                for m in micros:
+                    if keep is not None:
+                        m.kept.append(tuple(keep(t) for t in m.hidden))
+                    m.hidden = stage.run(m.hidden, m)
+
+
+def walk_back(stage: Stage, m: MicroBatch, *, add: bool) -> None:
+    """Compute ``stage`` again for ``m`` with gradients; its parameters' are put into (``add``: onto) its arena's."""
+    device = m.tokens.device
+    inputs = m.kept.pop()
+    with torch.enable_grad():
+        leaves = [t.to(device).detach().requires_grad_() for t in inputs]
+        outputs = stage.run(tuple(leaves), m)
+        upstream = m.upstream or tuple(torch.ones_like(t) for t in outputs)
+        gradients = torch.autograd.grad(outputs, leaves + stage.arena.parameters, upstream)
+    m.upstream = gradients[: len(leaves)]
+    stage.arena.take_gradients(gradients[len(leaves) :], add=add)

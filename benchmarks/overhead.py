@@ -77,7 +77,7 @@ def bare_step(config: RunConfig, trainer: Trainer) -> Callable[[], float]:
             assert p.grad is not None
             update_chunk_(spec, p.data.view(-1), p.grad.view(-1), storage, lr=config.optimizer.lr, step=steps, offset=0, key=0)
             p.grad = None
-        return float(loss)
+        return loss.item()
 
     return step
 

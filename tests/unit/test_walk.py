@@ -15,7 +15,7 @@ SCHNELL = FluxParams(**{**TINY.__dict__, "guidance_embed": False})
 def walked(trainer: Trainer, samples, levels, counters):
     """Gradients of every parameter by the engine's walk, without the updates."""
     micros = trainer._micro_batches(samples, levels, counters)
-    walk_out(trainer.stages[:-1], micros, None)
+    walk_out(trainer.stages[:-1], micros, trainer._keep)
     found = {}
     for m in micros:
         m.kept.append(m.hidden)

@@ -78,6 +78,7 @@ class Group:
         self.home = torch.zeros(self.numel, dtype=self.dtype)
         self.storage = make_storage(spec, self.numel, self.dtype, torch.device("cpu"))
         self.weight: Tensor | None = None
+        self._point_at(self.home)
         slots.reserve("gradient", self.dtype, self.numel)
         if not resident:
             slots.reserve("weight", self.dtype, self.numel)
@@ -97,8 +98,7 @@ class Group:
             self.weight.copy_(self.home)
         else:
             self.weight = self.home.to(device)
-        for piece in self.pieces:
-            piece.parameter.data = piece.view(self.weight)
+        self._point_at(self.weight)
 
     def send_home(self, *, changed: bool) -> None:
         """Let go of the device's copy, after writing it home if it has ``changed``."""
@@ -107,8 +107,11 @@ class Group:
         if changed and self.weight is not self.home:
             self.home.copy_(self.weight)
         self.weight = None
+        self._point_at(self.home)
+
+    def _point_at(self, flat: Tensor) -> None:
         for piece in self.pieces:
-            piece.parameter.data = piece.view(self.home)
+            piece.parameter.data = piece.view(flat)
 
     def take_gradients(self, gradients: Sequence[Tensor], *, add: bool) -> None:
         """Copy the parameters' gradients into the flat gradient (``add``: on top of what is there)."""

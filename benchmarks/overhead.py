@@ -36,12 +36,17 @@ def make_run(folder: Path, batch: int, side: int) -> tuple[RunConfig, dict[str, 
     cache, samples = Cache(folder / "cache"), []
     for i in range(batch):
         cache.write("latents", f"latent{i}", torch.randn(16, side, side))
-        cache.write("captions", f"caption{i}", torch.randn(TEXT_TOKENS, TINY.context_in_dim), torch.randn(TINY.vec_in_dim))
+        cache.write(
+            "captions", f"caption{i}", torch.randn(TEXT_TOKENS, TINY.context_in_dim), torch.randn(TINY.vec_in_dim)
+        )
         samples.append({"image": f"{i}.png", "latent": f"latent{i}", "shape": [side, side], "caption": f"caption{i}"})
     manifest = {"format": 1, "cache": "cache", "samples": samples, "empty_caption": "caption0", "fingerprint": ""}
     config = RunConfig(
-        name="overhead", model=ModelConfig(flux=str(folder / "flux.safetensors")), dataset=DatasetConfig(folder="-"),
-        optimizer=OptimizerConfig(weight_precision="f32"), recipe=RecipeConfig(batch_size=batch),
+        name="overhead",
+        model=ModelConfig(flux=str(folder / "flux.safetensors")),
+        dataset=DatasetConfig(folder="-"),
+        optimizer=OptimizerConfig(weight_precision="f32"),
+        recipe=RecipeConfig(batch_size=batch),
         memory=MemoryConfig(device="cpu"),
     )
     return config, manifest
@@ -75,7 +80,9 @@ def bare_step(config: RunConfig, trainer: Trainer) -> Callable[[], float]:
         loss.backward()
         for p, storage in zip(parameters, storages, strict=True):
             assert p.grad is not None
-            update_chunk_(spec, p.data.view(-1), p.grad.view(-1), storage, lr=config.optimizer.lr, step=steps, offset=0, key=0)
+            update_chunk_(
+                spec, p.data.view(-1), p.grad.view(-1), storage, lr=config.optimizer.lr, step=steps, offset=0, key=0
+            )
             p.grad = None
         return loss.item()
 
@@ -110,7 +117,9 @@ def main() -> int:
     args = parser.parse_args()
     result = measure(args.steps, args.rounds, args.batch, args.side)
     if not args.json:
-        sys.stdout.write(f"engine {result['engine_seconds'] * 1e3:.1f} ms, bare loop {result['bare_seconds'] * 1e3:.1f} ms a step\n")
+        sys.stdout.write(
+            f"engine {result['engine_seconds'] * 1e3:.1f} ms, bare loop {result['bare_seconds'] * 1e3:.1f} ms a step\n"
+        )
     sys.stdout.write(json.dumps({**result, "preset": "tiny", "batch": args.batch, "side": args.side}) + "\n")
     return 0
 

@@ -56,9 +56,11 @@ def export_entries(stages: Sequence[Stage], dtype: str) -> list[Entry]:
     """Every parameter under its own name, cast from its exact master to ``dtype`` (``bf16``, ``f16``, ``f32``)."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}")
-    return [Entry(piece.name, dtype_name(DTYPES[dtype]), tuple(piece.parameter.shape),
-                  partial(_masters, group, piece))
-            for _, group in _groups(stages) for piece in group.pieces]
+    return [
+        Entry(piece.name, dtype_name(DTYPES[dtype]), tuple(piece.parameter.shape), partial(_masters, group, piece))
+        for _, group in _groups(stages)
+        for piece in group.pieces
+    ]
 
 
 def _masters(group: Group, piece: Piece) -> Iterator[Tensor]:
@@ -119,9 +121,14 @@ def _check(stage: Stage, path: Path) -> None:
     with TensorFile(path) as file:
         if file.header.metadata.get("layout") != _layout(stage):
             raise ValueError(wrong + "it holds other parameters; continue with the model it was made with")
-        want = {k: (dtype_name(t.dtype), tuple(t.shape))
-                for group in stage.arena.groups for k, t in _state_tensors(group).items()}
+        want = {
+            k: (dtype_name(t.dtype), tuple(t.shape))
+            for group in stage.arena.groups
+            for k, t in _state_tensors(group).items()
+        }
         have = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
         if want != have:
-            raise ValueError(wrong + "it was written with another optimizer, state format or weight precision; "
-                                     "set them back to continue")
+            raise ValueError(
+                wrong + "it was written with another optimizer, state format or weight precision; "
+                "set them back to continue"
+            )

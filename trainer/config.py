@@ -115,7 +115,7 @@ class OptimizerConfig:
     decoupled_decay: bool = True
     """Decay the weights (AdamW, NAdamW) or add the decay to the gradient (Adam, NAdam). Ignored by Adan."""
     cautious: bool = True
-    """Leave out the elements of an update whose sign disagrees with the gradient (arXiv 2411.16085). Ignored by Adan."""
+    """Leave out what disagrees in sign with the gradient (arXiv 2411.16085). Ignored by Adan."""
     no_prox: bool = False
     """Adan only: decay the weights before the update rather than by the proximal step after it."""
     state_format: str = "f32"
@@ -242,7 +242,7 @@ class RunConfig:
         check_name(self.name)
         _require(
             self.format_version == FORMAT_VERSION,
-            f"format_version is {self.format_version}: this program reads {FORMAT_VERSION}; use the version that wrote it",
+            f"format_version is {self.format_version}: this program reads {FORMAT_VERSION}; use the one that wrote it",
         )
 
 
@@ -259,8 +259,10 @@ def check_name(name: str) -> str:
     _require(len(name) <= 100, f"{what}: give a name of at most 100 characters")
     bad = sorted(c for c in set(name) if c in _FORBIDDEN or ord(c) < 32)
     _require(not bad, f"{what}: leave out {' '.join(map(repr, bad))} (a run name is one folder's name)")
-    _require(name == name.strip() and not name.startswith(".") and not name.endswith("."),
-             f"{what}: leave out dots and spaces at its ends")
+    _require(
+        name == name.strip() and not name.startswith(".") and not name.endswith("."),
+        f"{what}: leave out dots and spaces at its ends",
+    )
     _require(name.lower() not in RESERVED_NAMES, f"{what}: that folder is taken, choose another name")
     _require(name.lower().split(".")[0] not in _WINDOWS_DEVICES, f"{what}: Windows keeps that name for itself")
     return name
@@ -299,6 +301,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    _require(isinstance(value, hint) and (hint is bool or not isinstance(value, bool)),
-             f"{where} is {value!r}: give a {hint.__name__}")
+    _require(
+        isinstance(value, hint) and (hint is bool or not isinstance(value, bool)),
+        f"{where} is {value!r}: give a {hint.__name__}",
+    )
     return value

@@ -51,8 +51,9 @@ class Trainer:
     run earlier (else it is decided now).
     """
 
-    def __init__(self, config: RunConfig, run_dir: Path, *, dataset: dict[str, Any], rollbacks: int = 0,
-                 plan: Plan | None = None):
+    def __init__(
+        self, config: RunConfig, run_dir: Path, *, dataset: dict[str, Any], rollbacks: int = 0, plan: Plan | None = None
+    ):
         self.config, self.rollbacks = config, rollbacks
         self.data = Dataset(dataset, run_dir)
         self.info = require_flux(config.model.flux)
@@ -94,12 +95,18 @@ class Trainer:
                 stage.arena.update(lr=lr, step=step)
 
         self.step, self.torn = step, False
-        return StepReport(step=step, loss=loss, lr=lr, seconds=time.perf_counter() - started,
-                          samples=tuple(samples), timesteps=tuple(levels))
+        return StepReport(
+            step=step,
+            loss=loss,
+            lr=lr,
+            seconds=time.perf_counter() - started,
+            samples=tuple(samples),
+            timesteps=tuple(levels),
+        )
 
     @torch.no_grad()
     def predict(self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor, guidance: Tensor | None) -> Tensor:
-        """Velocity of the weights as they are: float32 on the CPU, shaped like ``x`` [B, C, h, w], as ``Flux.forward``."""
+        """Velocity of the weights as they are: float32 on the CPU, [B, C, h, w] like ``x``; see ``Flux.forward``."""
         m = self._micro_batch(x, timestep, context, pooled, guidance)
         walk_out(self.stages[:-1], [m], None)
         with self.stages[-1].arena.weights():
@@ -107,7 +114,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Mean loss of up to 16 samples at fixed noise and noise levels: a figure that can be compared between steps."""
+        """Mean loss of up to 16 samples at fixed noise and noise levels: comparable between steps."""
         samples = range(min(EVALUATED, len(self.data.shapes)))
         # Neighbours in the folder are often alike: 7 steps around the 16 levels spread them over the range.
         levels = [flow.fixed_timesteps(EVALUATED)[i * 7 % EVALUATED] for i in samples]
@@ -144,8 +151,9 @@ class Trainer:
     def _keep(self, t: Tensor) -> Tensor:
         return t.to("cpu") if self.plan.activation_offload else t
 
-    def _micro_batches(self, samples: Sequence[int], levels: Sequence[float], counters: Sequence[tuple], *,
-                       train: bool = True) -> list[MicroBatch]:
+    def _micro_batches(
+        self, samples: Sequence[int], levels: Sequence[float], counters: Sequence[tuple], *, train: bool = True
+    ) -> list[MicroBatch]:
         recipe, size = self.config.recipe, self.plan.micro_batch or len(samples)
         micros = []
         for start in range(0, len(samples), size):
@@ -161,8 +169,9 @@ class Trainer:
             micros.append(m)
         return micros
 
-    def _micro_batch(self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor,
-                     guidance: Tensor | None) -> MicroBatch:
+    def _micro_batch(
+        self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor, guidance: Tensor | None
+    ) -> MicroBatch:
         """``x`` [B, C, h, w] and its conditions, on the device in the model's dtypes."""
         height, width = x.shape[-2:]
         if not self.model.params.guidance_embed:
@@ -177,13 +186,16 @@ class Trainer:
             latent_size=(height, width),
         )
 
-    def _finite_loss(self, micros: Sequence[MicroBatch], samples: Sequence[int], levels: Sequence[float],
-                     step: int) -> float:
+    def _finite_loss(
+        self, micros: Sequence[MicroBatch], samples: Sequence[int], levels: Sequence[float], step: int
+    ) -> float:
         each = torch.cat([m.losses for m in micros if m.losses is not None]).tolist()
         bad = [i for i, value in enumerate(each) if not math.isfinite(value)]
         if bad:
             names = self.data.names([samples[i] for i in bad])
             where = ", ".join(f"{name} at noise level {levels[i]:.3f}" for name, i in zip(names, bad, strict=True))
-            raise NonFiniteLoss(f"the loss of step {step} is not a number ({where}); no weight was changed. Lower the "
-                                "learning rate, or take those pictures out of the dataset")
+            raise NonFiniteLoss(
+                f"the loss of step {step} is not a number ({where}); no weight was changed. Lower the "
+                "learning rate, or take those pictures out of the dataset"
+            )
         return sum(each) / len(each)

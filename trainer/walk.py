@@ -97,8 +97,12 @@ def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, slots: Slo
         m.losses = sample_losses(velocity, m.target, recipe)
         return (m.losses.sum() * m.share,)
 
-    embedding = Arena([(n, p) for n, p in named.items() if not n.startswith(("double_", "single_", "final_"))],
-                      spec, slots, resident=True)
+    embedding = Arena(
+        [(n, p) for n, p in named.items() if not n.startswith(("double_", "single_", "final_"))],
+        spec,
+        slots,
+        resident=True,
+    )
     seen += len(embedding.parameters)
     stages = [Stage("embed", embed, embedding)]
     runs = [double(b) for b in model.double_blocks]
@@ -120,7 +124,7 @@ def predict_head(model: Flux, hidden: Hidden, m: MicroBatch) -> Tensor:
 
 
 def walk_out(stages: Sequence[Stage], micros: Sequence[MicroBatch], keep: Callable[[Tensor], Tensor] | None) -> None:
-    """Carry every micro-batch through ``stages`` without gradients; ``keep`` stores a stage's inputs for the way back."""
+    """Carry every micro-batch through ``stages`` without gradients; ``keep`` stores inputs for the way back."""
     with torch.no_grad():
         for stage in stages:
             with stage.arena.weights():

@@ -11,7 +11,9 @@ from trainer import config as c
 
 
 def example(**changes) -> c.RunConfig:
-    return c.RunConfig(**{"name": "a run", "model": c.ModelConfig(flux="f"), "dataset": c.DatasetConfig(folder="d"), **changes})
+    return c.RunConfig(
+        **{"name": "a run", "model": c.ModelConfig(flux="f"), "dataset": c.DatasetConfig(folder="d"), **changes}
+    )
 
 
 def test_json_loses_nothing():
@@ -21,7 +23,9 @@ def test_json_loses_nothing():
 
 @given(lr=st.floats(0, 1), seed=st.integers(0, 2**64 - 1), dropout=st.floats(0, 1))
 def test_json_loses_nothing_of_numbers(lr, seed, dropout):
-    run = example(optimizer=c.OptimizerConfig(lr=lr), recipe=c.RecipeConfig(training_seed=seed, caption_dropout=dropout))
+    run = example(
+        optimizer=c.OptimizerConfig(lr=lr), recipe=c.RecipeConfig(training_seed=seed, caption_dropout=dropout)
+    )
     assert c.from_dict(c.RunConfig, json.loads(json.dumps(c.to_dict(run)))) == run
 
 
@@ -30,30 +34,35 @@ def test_defaults_are_the_authors():
     assert c.RecipeConfig().batch_size == 5 and c.RecipeConfig().guidance == 1.0
 
 
-@pytest.mark.parametrize("build, words", [
-    (lambda: c.OptimizerConfig(lr=-1e-6), "learning rate is -1e-06"),
-    (lambda: c.OptimizerConfig(lr=float("nan")), "learning rate is nan"),
-    (lambda: c.OptimizerConfig(lr=float("inf")), "learning rate is inf"),
-    (lambda: c.OptimizerConfig(kind="sgd"), "nadam, adan"),
-    (lambda: c.OptimizerConfig(kind="adan"), "adan takes 3"),
-    (lambda: c.OptimizerConfig(betas=(0.9, 1.0)), "below 1"),
-    (lambda: c.DatasetConfig(folder=" "), "dataset folder is empty"),
-    (lambda: c.DatasetConfig(folder="x", bucket_step=24), "multiple of 16"),
-    (lambda: c.DatasetConfig(folder="x", resolution=32), "at least bucket_step"),
-    (lambda: c.RecipeConfig(lr_schedule="cosine"), "schedule_steps is 0"),
-    (lambda: c.RecipeConfig(batch_size=0), "batch_size is 0"),
-    (lambda: c.RecipeConfig(batch_size=True), "batch_size is True"),
-    (lambda: c.MemoryConfig(device="gpu"), "device is 'gpu'"),
-    (lambda: c.ModelConfig(flux=""), "flux model is empty"),
-    (lambda: example(format_version=99), "format_version is 99"),
-])
+@pytest.mark.parametrize(
+    "build, words",
+    [
+        (lambda: c.OptimizerConfig(lr=-1e-6), "learning rate is -1e-06"),
+        (lambda: c.OptimizerConfig(lr=float("nan")), "learning rate is nan"),
+        (lambda: c.OptimizerConfig(lr=float("inf")), "learning rate is inf"),
+        (lambda: c.OptimizerConfig(kind="sgd"), "nadam, adan"),
+        (lambda: c.OptimizerConfig(kind="adan"), "adan takes 3"),
+        (lambda: c.OptimizerConfig(betas=(0.9, 1.0)), "below 1"),
+        (lambda: c.DatasetConfig(folder=" "), "dataset folder is empty"),
+        (lambda: c.DatasetConfig(folder="x", bucket_step=24), "multiple of 16"),
+        (lambda: c.DatasetConfig(folder="x", resolution=32), "at least bucket_step"),
+        (lambda: c.RecipeConfig(lr_schedule="cosine"), "schedule_steps is 0"),
+        (lambda: c.RecipeConfig(batch_size=0), "batch_size is 0"),
+        (lambda: c.RecipeConfig(batch_size=True), "batch_size is True"),
+        (lambda: c.MemoryConfig(device="gpu"), "device is 'gpu'"),
+        (lambda: c.ModelConfig(flux=""), "flux model is empty"),
+        (lambda: example(format_version=99), "format_version is 99"),
+    ],
+)
 def test_each_error_names_the_input_in_one_line(build, words):
     with pytest.raises(ValueError, match=words) as caught:
         build()
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["a/b", "a\\b", "..", "", " ", "a\nb", "con", "NUL.txt", "cache", ".hidden", "end.", "x" * 101])
+@pytest.mark.parametrize(
+    "name", ["a/b", "a\\b", "..", "", " ", "a\nb", "con", "NUL.txt", "cache", ".hidden", "end.", "x" * 101]
+)
 def test_names_that_cannot_be_a_folder_everywhere(name):
     with pytest.raises(ValueError, match="run name"):
         c.check_name(name)
@@ -64,13 +73,16 @@ def test_names_that_can(name):
     assert c.check_name(name) == name
 
 
-@pytest.mark.parametrize("change, words", [
-    (lambda d: d["recipe"].update(batch="5"), "recipe has unknown settings batch"),
-    (lambda d: d["recipe"].update(batch_size="5"), "recipe.batch_size is '5'"),
-    (lambda d: d.pop("model"), "lacks model"),
-    (lambda d: d.update(optimizer=[]), "optimizer: expected an object"),
-    (lambda d: d["optimizer"].update(betas=["a", "b"]), "betas is 'a'"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda d: d["recipe"].update(batch="5"), "recipe has unknown settings batch"),
+        (lambda d: d["recipe"].update(batch_size="5"), "recipe.batch_size is '5'"),
+        (lambda d: d.pop("model"), "lacks model"),
+        (lambda d: d.update(optimizer=[]), "optimizer: expected an object"),
+        (lambda d: d["optimizer"].update(betas=["a", "b"]), "betas is 'a'"),
+    ],
+)
 def test_a_damaged_file_is_named(change, words):
     data = c.to_dict(example())
     change(data)

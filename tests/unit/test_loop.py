@@ -39,8 +39,9 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 def test_swapping_and_offloading_change_no_bit(tiny, precision, swap, offload):
     optimizer = {"weight_precision": precision}
     plain = trained(tiny, 20, "plain", optimizer=optimizer, memory={"blocks_to_swap": 0})
-    moved = trained(tiny, 20, "moved", optimizer=optimizer,
-                    memory={"blocks_to_swap": swap, "activation_offload": offload})
+    moved = trained(
+        tiny, 20, "moved", optimizer=optimizer, memory={"blocks_to_swap": swap, "activation_offload": offload}
+    )
     assert sum(not s.arena.resident for s in moved.stages) == swap
     assert_equal(weights(plain), weights(moved))
 
@@ -205,8 +206,10 @@ def test_weights_of_a_finer_file_keep_every_bit(tiny):
     from safetensors.torch import load_file
 
     file = load_file(config.model.flux)
-    exported = {e.name: torch.cat([c.flatten() for c in e.chunks()]).view(e.shape)
-                for e in Trainer(config, folder, dataset=manifest).entries("f32")}
+    exported = {
+        e.name: torch.cat([c.flatten() for c in e.chunks()]).view(e.shape)
+        for e in Trainer(config, folder, dataset=manifest).entries("f32")
+    }
     assert all(torch.equal(exported[n], t) for n, t in file.items())
 
 

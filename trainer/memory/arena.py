@@ -38,7 +38,7 @@ class Piece:
 
 
 class Slots:
-    """Device memory that the stages share: gradients, and the weights of swapped stages. Allocated once, sized to the largest."""
+    """Device memory that the stages share, sized to the largest: gradients, and the weights of swapped stages."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -121,8 +121,11 @@ class Group:
             torch._foreach_add_(views, [g.float() for g in gradients])
             return
         torch._foreach_copy_(views, list(gradients))
-        gaps = [flat[p.start + p.parameter.numel() : -(-(p.start + p.parameter.numel()) // ALIGN) * ALIGN]
-                for p in self.pieces if p.parameter.numel() % ALIGN]
+        gaps = [
+            flat[p.start + p.parameter.numel() : -(-(p.start + p.parameter.numel()) // ALIGN) * ALIGN]
+            for p in self.pieces
+            if p.parameter.numel() % ALIGN
+        ]
         if gaps:
             torch._foreach_zero_(gaps)
 
@@ -134,8 +137,9 @@ class Group:
             stop = min(start + CHUNK, self.numel)
             at_home = slice_storage(self.storage, start, stop, self.numel)
             here = {name: t.to(device) for name, t in at_home.items()}
-            update_chunk_(self.spec, weight[start:stop], gradient[start:stop], here,
-                          lr=lr, step=step, offset=start, key=self.key)
+            update_chunk_(
+                self.spec, weight[start:stop], gradient[start:stop], here, lr=lr, step=step, offset=start, key=self.key
+            )
             for name, t in here.items():
                 if t is not at_home[name]:
                     at_home[name].copy_(t)

@@ -79,13 +79,17 @@ def block_sizes(flux: dict[str, Any]) -> tuple[int, int, int]:
     return double, single, rest
 
 
-def resolve(config: RunConfig, info: FileInfo, shapes: Sequence[tuple[int, int]], machine: Machine | None = None) -> Plan:
+def resolve(
+    config: RunConfig, info: FileInfo, shapes: Sequence[tuple[int, int]], machine: Machine | None = None
+) -> Plan:
     """The plan for a run on latents of ``shapes`` (h, w). ``machine`` stands in for this one."""
     machine = machine or this_machine(config.memory.device, config.memory.reserve_vram_gb)
     assert info.flux is not None
     count = info.flux["depth"] + info.flux["depth_single_blocks"]
     on_gpu, memory = machine.device != "cpu", config.memory
-    swaps = range(count + 1) if memory.blocks_to_swap == AUTO and on_gpu else [min(max(memory.blocks_to_swap, 0), count)]
+    swaps = (
+        range(count + 1) if memory.blocks_to_swap == AUTO and on_gpu else [min(max(memory.blocks_to_swap, 0), count)]
+    )
     offloads = {"on": [True], "off": [False], "auto": [False, True] if on_gpu else [False]}[memory.activation_offload]
 
     choices = [_measure(config, info.flux, shapes, swap, offload, on_gpu) for swap in swaps for offload in offloads]
@@ -94,23 +98,36 @@ def resolve(config: RunConfig, info: FileInfo, shapes: Sequence[tuple[int, int]]
     chosen = min(fitting, key=lambda c: c["moved"]) if fitting else min(choices, key=lambda c: c["vram"])
     reasons = []
     if on_gpu:
-        reasons.append(f"{chosen['swap']} of {count} blocks wait in host memory, activations "
-                       f"{'too' if chosen['offload'] else 'stay on the GPU'}: the least to move that fits "
-                       f"{machine.vram_free / GIB:.1f} GiB of free VRAM" if fitting else
-                       f"a step needs {chosen['vram'] / GIB:.1f} GiB of VRAM and {machine.vram_free / GIB:.1f} GiB are free: "
-                       "lower micro_batch or resolution, or close other programs that use the GPU")
+        reasons.append(
+            f"{chosen['swap']} of {count} blocks wait in host memory, activations "
+            f"{'too' if chosen['offload'] else 'stay on the GPU'}: the least to move that fits "
+            f"{machine.vram_free / GIB:.1f} GiB of free VRAM"
+            if fitting
+            else f"a step needs {chosen['vram'] / GIB:.1f} GiB of VRAM, {machine.vram_free / GIB:.1f} GiB are free: "
+            "lower micro_batch or resolution, or close other programs that use the GPU"
+        )
     enough_ram = chosen["ram"] <= machine.ram_total
     if not enough_ram:
-        reasons.append(f"training needs {chosen['ram'] / GIB:.1f} GiB of RAM and this machine has "
-                       f"{machine.ram_total / GIB:.1f} GiB: choose a smaller state format or an optimizer with fewer states")
-    return Plan(device=machine.device, blocks_to_swap=chosen["swap"], activation_offload=chosen["offload"],
-                micro_batch=memory.micro_batch, fits=bool(fitting) and enough_ram, vram_gb=round(chosen["vram"] / GIB, 2),
-                ram_gb=round(chosen["ram"] / GIB, 2), items={k: round(v / GIB, 3) for k, v in chosen["items"].items()},
-                reasons=tuple(reasons))
+        reasons.append(
+            f"training needs {chosen['ram'] / GIB:.1f} GiB of RAM and {machine.ram_total / GIB:.1f} GiB are "
+            "here: choose a smaller state format or an optimizer with fewer states"
+        )
+    return Plan(
+        device=machine.device,
+        blocks_to_swap=chosen["swap"],
+        activation_offload=chosen["offload"],
+        micro_batch=memory.micro_batch,
+        fits=bool(fitting) and enough_ram,
+        vram_gb=round(chosen["vram"] / GIB, 2),
+        ram_gb=round(chosen["ram"] / GIB, 2),
+        items={k: round(v / GIB, 3) for k, v in chosen["items"].items()},
+        reasons=tuple(reasons),
+    )
 
 
-def _measure(config: RunConfig, flux: dict[str, Any], shapes: Sequence[tuple[int, int]], swap: int, offload: bool,
-             on_gpu: bool) -> dict[str, Any]:
+def _measure(
+    config: RunConfig, flux: dict[str, Any], shapes: Sequence[tuple[int, int]], swap: int, offload: bool, on_gpu: bool
+) -> dict[str, Any]:
     """Bytes on the device, in host memory and moved in a step, with ``swap`` blocks swapped."""
     double, single, rest = block_sizes(flux)
     weight = 4 if config.optimizer.weight_precision == "f32" else 2
@@ -143,8 +160,11 @@ def _measure(config: RunConfig, flux: dict[str, Any], shapes: Sequence[tuple[int
         device.pop("weights on the device")
         host |= device
     return {
-        "swap": swap, "offload": offload, "items": ({f"GPU: {k}": v for k, v in device.items()} if on_gpu else {}) | host,
-        "vram": sum(device.values()) if on_gpu else 0, "ram": sum(host.values()),
+        "swap": swap,
+        "offload": offload,
+        "items": ({f"GPU: {k}": v for k, v in device.items()} if on_gpu else {}) | host,
+        "vram": sum(device.values()) if on_gpu else 0,
+        "ram": sum(host.values()),
         "moved": 3 * swapped * weight + (2 * inputs if offload else 0),
     }
 

@@ -124,7 +124,7 @@ class TensorFile:
         """Fill the flat host tensor ``out`` with the bytes at ``offset``."""
         if not out.numel():
             return
-        view = memoryview(out.view(torch.uint8).numpy())
+        view = out.view(torch.uint8).numpy().data
         with self._lock:
             self._file.seek(offset)
             while view:
@@ -210,7 +210,7 @@ def write_safetensors(
             done = 0
             for e in entries:
                 for piece in _pieces(e, chunk_bytes):
-                    file.write(memoryview(piece.numpy()))
+                    file.write(piece.numpy().data)
                     done += piece.numel()
                     if progress is not None:
                         progress(done, data)

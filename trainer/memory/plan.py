@@ -7,13 +7,14 @@ All figures are bytes unless a name says GiB. The activation factor was counted 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import AUTO, RunConfig
+from ..config import AUTO, OptimizerConfig, RunConfig
 
 if TYPE_CHECKING:
     from ..flux.variants import FileInfo
@@ -23,11 +24,6 @@ TEXT_TOKENS = 512
 """Text tokens per picture that the plan assumes (dev; schnell has 256)."""
 ACTIVATIONS = 42
 """Values that one double block keeps for its backward pass, per token and hidden unit."""
-STATE_BYTES = {"f32": 4}
-"""Bytes of one element of one moment, by format."""
-MOMENTS = {"nadam": 2, "adan": 3}
-PREVIOUS_GRADIENT = {"nadam": 0, "adan": 2}
-"""Bytes per parameter of the gradient of the step before (bf16)."""
 CONTEXT = int(1.5 * GIB)
 """VRAM that the GPU's driver, its libraries and the allocator's slack take."""
 PROCESS = 2 * GIB
@@ -77,6 +73,17 @@ def block_sizes(flux: dict[str, Any]) -> tuple[int, int, int]:
     embedders = (2 if flux["guidance_embed"] else 1) * (256 * c + c * c) + flux["vec_in_dim"] * c + c * c
     rest = embedders + c * (flux["in_channels"] + flux["context_in_dim"]) + 2 * c * c + c * flux["out_channels"]
     return double, single, rest
+
+
+def state_bytes(optimizer: OptimizerConfig) -> float:
+    """Host bytes per parameter of what the optimizer keeps: its states, and the masters' residuals."""
+    import torch
+
+    from ..optim.base import spec_from_config, storage_layout
+
+    dtype, numel = (torch.float32 if optimizer.weight_precision == "f32" else torch.bfloat16), 1 << 16
+    layout = storage_layout(spec_from_config(optimizer, 0), numel, dtype)
+    return sum(math.prod(shape) * kind.itemsize for kind, shape in layout.values()) / numel
 
 
 def resolve(
@@ -131,7 +138,6 @@ def _measure(
     """Bytes on the device, in host memory and moved in a step, with ``swap`` blocks swapped."""
     double, single, rest = block_sizes(flux)
     weight = 4 if config.optimizer.weight_precision == "f32" else 2
-    residual = 0 if weight == 4 else 2
     doubles = min(swap, flux["depth"])
     swapped = doubles * double + (swap - doubles) * single
     total = flux["depth"] * double + flux["depth_single_blocks"] * single + rest
@@ -140,8 +146,6 @@ def _measure(
     tokens = max(-(-h // 2) * -(-w // 2) for h, w in shapes) + TEXT_TOKENS
     stream = pictures * tokens * flux["hidden_size"] * weight
     inputs = stream * (flux["depth"] + flux["depth_single_blocks"] + 1)
-    optimizer = config.optimizer
-    states = total * (MOMENTS[optimizer.kind] * STATE_BYTES[optimizer.state_format] + PREVIOUS_GRADIENT[optimizer.kind])
 
     device = {
         "weights on the device": (total - swapped) * weight,
@@ -151,7 +155,8 @@ def _measure(
         "block inputs": 0 if offload else inputs,
         "update": UPDATE,
     }
-    host = {"weights": total * weight, "master residual": total * residual, "moments": states, "process": PROCESS}
+    states = total * state_bytes(config.optimizer)
+    host = {"weights": total * weight, "optimizer states": states, "process": PROCESS}
     if on_gpu:
         device["driver and allocator"] = CONTEXT
         if offload:

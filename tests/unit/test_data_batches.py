@@ -142,7 +142,7 @@ def test_cache_path_is_relative_inside_and_beside_the_run(tmp_path):
 
 def test_the_package_does_not_import_torch():
     code = (
-        "import sys, trainer.data, trainer.data.batches, trainer.data.cache\n"
+        "import sys, trainer.data, trainer.data.batches, trainer.data.cache, trainer.data.scan\n"
         "assert 'torch' not in sys.modules and 'safetensors' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

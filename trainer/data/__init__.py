@@ -1,6 +1,20 @@
 """From a folder of pictures to batches: scan, encode into the cache, and read back in a fixed order."""
 
 from .batches import Dataset, batch_indices, batches_per_epoch
-from .cache import Cache
+from .cache import Cache, prepare
+from .captions import caption_for
+from .images import load_image
+from .scan import Sample, ScanReport, scan_folder
 
-__all__ = ["Cache", "Dataset", "batch_indices", "batches_per_epoch"]
+__all__ = [
+    "Cache",
+    "Dataset",
+    "Sample",
+    "ScanReport",
+    "batch_indices",
+    "batches_per_epoch",
+    "caption_for",
+    "load_image",
+    "prepare",
+    "scan_folder",
+]

@@ -36,7 +36,7 @@ def batch_indices(shapes: Sequence[Shape], batch_size: int, seed: int, step: int
     assert step >= 1 and batch_size >= 1
     if not shapes:
         raise ValueError("the dataset has no samples: give a folder with at least one usable picture")
-    frozen = tuple(map(tuple, shapes))
+    frozen = tuple((h, w) for h, w in shapes)
     epoch, place = divmod(step - 1, batches_per_epoch(frozen, batch_size))
     return list(_epoch(frozen, batch_size, seed & _MASK, epoch)[place])
 
@@ -51,7 +51,7 @@ def _count(shapes: tuple[Shape, ...], batch_size: int) -> int:
 
 def batches_per_epoch(shapes: Sequence[Shape], batch_size: int) -> int:
     """How many updates see every sample once."""
-    return _count(tuple(map(tuple, shapes)), batch_size)
+    return _count(tuple((h, w) for h, w in shapes), batch_size)
 
 
 @functools.lru_cache(maxsize=2)

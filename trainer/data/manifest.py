@@ -48,7 +48,7 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` unless this is a manifest that this version reads."""
     if manifest.get("format") != FORMAT:
         raise ValueError(
-            f"dataset.json has format {manifest.get('format')!r}: this program reads {FORMAT}; prepare the dataset again"
+            f"dataset.json has format {manifest.get('format')!r}: this program reads {FORMAT}, prepare the data again"
         )
     lacking = [k for k in ("cache", "samples", "empty_caption", "fingerprint") if k not in manifest]
     if lacking:

@@ -352,7 +352,8 @@ def test_a_fingerprint_of_24_gb_takes_no_time(tmp_path: Path) -> None:
         "builtins.open = lambda *a, **k: Counted(real(*a, **k))\n"
         "fingerprint(sys.argv[1]); print(sum(read), 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path), str(ROOT)], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code, str(path), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     count, torch_loaded = done.stdout.split()
     assert 4 * 2**20 < int(count) < 5 * 2**20
     assert torch_loaded == "False"

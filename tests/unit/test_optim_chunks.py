@@ -94,7 +94,7 @@ def test_slices_change_no_bit(name: str, dtype: torch.dtype, monkeypatch: pytest
 
     def run(cuts: list[int], tile: int | None = None) -> dict[str, torch.Tensor]:
         if tile:
-            monkeypatch.setattr("trainer.optim.base._tile_size", lambda weight: tile)
+            monkeypatch.setattr("trainer.optim.base._tile_size", lambda *_: tile)
         weight, storage = start.clone(), make_storage(spec, numel, dtype)
         for step, grad in enumerate(grads, 1):
             for a, b in zip([0, *cuts], [*cuts, numel], strict=True):

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .rules import check_betas, check_numbers
+from .rules import Factor, add_, addcdiv_, check_betas, check_numbers
 
 
 class AdamCoefficients(NamedTuple):
     """What changes from step to step. ``root`` is ``sqrt(1 - beta2^t)``, folded into the other factors."""
 
-    decay: float
+    decay: Factor
     """Factor of the weight under decoupled decay: ``1 - lr * weight_decay``."""
-    eps: float
+    eps: Factor
     """``eps * root``."""
-    momentum: float
+    momentum: Factor
     """Factor of ``exp_avg`` in the numerator."""
-    gradient: float
+    gradient: Factor
     """Factor of the gradient in the numerator (Nesterov only)."""
-    step: float
-    """``lr * root``."""
+    step: Factor
+    """``-lr * root``."""
+    plain: Factor
+    """``-lr * root * momentum``, for the plain Adam step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,9 @@ class AdamRule:
     decoupled: bool = True
     """Decay the weight before the update (AdamW) instead of adding the decay to the gradient (Adam)."""
     cautious: bool = False
-    """Leave out update elements whose sign disagrees with the gradient (arXiv 2411.16085), without rescaling."""
+    """Leave out update elements whose sign disagrees with the gradient (arXiv 2411.16085)."""
+    cautious_rescale: bool = False
+    """As the paper has it: leave out zeros too, and divide by the share that is left (at least 0.001)."""
     momentum_decay: float = 0.0
     """PyTorch's NAdam schedule (its default is 0.004); 0: constant momentum."""
 
@@ -52,6 +57,11 @@ class AdamRule:
     def __post_init__(self) -> None:
         check_betas(self.betas, 2)
         check_numbers(eps=self.eps, weight_decay=self.weight_decay, momentum_decay=self.momentum_decay)
+
+    @property
+    def rescales(self) -> bool:
+        """Whether ``apply_`` needs the share of elements that the mask keeps."""
+        return self.cautious and self.cautious_rescale
 
     def coefficients(self, lr: float, step: int) -> AdamCoefficients:
         """The factors of update ``step`` (from 1) at learning rate ``lr``."""
@@ -67,32 +77,56 @@ class AdamRule:
         else:
             momentum = b1 / (1 - b1 ** (step + 1))
             gradient = (1 - b1) / (1 - b1**step)
-        return AdamCoefficients(1 - lr * self.weight_decay, self.eps * root, momentum, gradient, lr * root)
+        size = lr * root
+        return AdamCoefficients(
+            1 - lr * self.weight_decay, self.eps * root, momentum, gradient, -size, -size * momentum
+        )
 
-    def apply_(self, weight: Tensor, grad: Tensor, states: dict[str, Tensor], c: AdamCoefficients) -> None:
-        """One update in place of the float32 ``weight`` and states; ``grad`` is left as it is."""
+    def apply_(
+        self, weight: Tensor, grad: Tensor, states: Mapping[str, Tensor], c: AdamCoefficients,
+        rescale: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """One update in place of the float32 ``weight`` and states; ``grad`` is left as it is.
+
+        ``rescale`` (0-d) multiplies the masked update where the rule ``rescales``.
+        """
         b1, b2 = self.betas
         exp_avg, exp_avg_sq = states["exp_avg"], states["exp_avg_sq"]
         if self.weight_decay and self.decoupled:
             weight.mul_(c.decay)
-        elif self.weight_decay:
-            grad = torch.add(grad, weight, alpha=self.weight_decay)
+        grad = self._decayed(weight, grad)
         exp_avg.lerp_(grad, 1 - b1)
         exp_avg_sq.mul_(b2).addcmul_(grad, grad, value=1 - b2)
         root = exp_avg_sq.sqrt().add_(c.eps)
         if not self.nesterov and not self.cautious:
-            weight.addcdiv_(exp_avg, root, value=-c.step * c.momentum)
+            addcdiv_(weight, exp_avg, root, c.plain)
             return
-        update = exp_avg * c.momentum
-        if self.nesterov:
-            update.add_(grad, alpha=c.gradient)
+        update = self._numerator(exp_avg, grad, c)
         if not self.cautious:
-            weight.addcdiv_(update, root, value=-c.step)
+            addcdiv_(weight, update, root, c.step)
             return
         update.div_(root)
-        # The mask as 0.0 and 1.0 in the memory of the root, which is done with.
-        torch.mul(update, grad, out=root).ge_(0)
-        weight.add_(update.mul_(root), alpha=-c.step)
+        # The mask as 0.0 and 1.0, in the memory of the root, which is done with.
+        torch.mul(update, grad, out=root)
+        update.mul_(root.gt_(0) if self.rescales else root.ge_(0))
+        if rescale is not None:
+            update.mul_(rescale)
+        add_(weight, update, c.step)
+
+    def kept(self, weight: Tensor, grad: Tensor, states: Mapping[str, Tensor], c: AdamCoefficients) -> Tensor:
+        """How many elements the paper's mask would keep in ``apply_`` (0-d); nothing is changed."""
+        grad = self._decayed(weight, grad)
+        update = self._numerator(torch.lerp(states["exp_avg"], grad, 1 - self.betas[0]), grad, c)
+        return (update.sign_() * grad > 0).sum()
+
+    def _decayed(self, weight: Tensor, grad: Tensor) -> Tensor:
+        if self.weight_decay and not self.decoupled:
+            return torch.add(grad, weight, alpha=self.weight_decay)
+        return grad
+
+    def _numerator(self, exp_avg: Tensor, grad: Tensor, c: AdamCoefficients) -> Tensor:
+        update = exp_avg * c.momentum
+        return add_(update, grad, c.gradient) if self.nesterov else update
 
 
 _products: dict[tuple[float, float], list[float]] = {}

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .rules import check_betas, check_numbers
+from .rules import Factor, addcdiv_, check_betas, check_numbers
 
 
 class AdanCoefficients(NamedTuple):
     """What changes from step to step. ``root`` is ``sqrt(1 - beta3^t)``, folded into the other factors."""
 
-    fresh: bool
-    """First step, or first after a restart: the moments start from zero and the difference is zero."""
-    decay: float
+    keep: Factor
+    """0 at the first step and the first after a restart, where moments and difference start from zero; else 1."""
+    decay: Factor
     """``1 - lr * weight_decay`` (no_prox) or ``1 + lr * weight_decay``."""
-    eps: float
+    eps: Factor
     """``eps * root``."""
-    step: float
-    """``lr * root / (1 - beta1^t)``, for ``exp_avg``."""
-    step_diff: float
-    """``lr * root * beta2 / (1 - beta2^t)``, for ``exp_avg_diff``."""
+    step: Factor
+    """``-lr * root / (1 - beta1^t)``, for ``exp_avg``."""
+    step_diff: Factor
+    """``-lr * root * beta2 / (1 - beta2^t)``, for ``exp_avg_diff``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class AdanRule:
     """Every so many steps the moments start again from zero; 0: never."""
 
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "exp_avg_diff", "previous_grad")
+    rescales: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_betas(self.betas, 3)
@@ -57,19 +59,21 @@ class AdanRule:
         root = math.sqrt(1 - b3**step)
         decay = 1 - lr * self.weight_decay if self.no_prox else 1 + lr * self.weight_decay
         scale = lr * root
-        return AdanCoefficients(step == 1, decay, self.eps * root, scale / (1 - b1**step), scale * b2 / (1 - b2**step))
+        step_size, step_diff = scale / (b1**step - 1), scale * b2 / (b2**step - 1)
+        return AdanCoefficients(float(step > 1), decay, self.eps * root, step_size, step_diff)
 
-    def apply_(self, weight: Tensor, grad: Tensor, states: dict[str, Tensor], c: AdanCoefficients) -> None:
+    def apply_(
+        self, weight: Tensor, grad: Tensor, states: Mapping[str, Tensor], c: AdanCoefficients,
+        rescale: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """One update in place of the float32 ``weight`` and states; ``grad`` is left as it is."""
         b1, b2, b3 = self.betas
         exp_avg, exp_avg_sq = states["exp_avg"], states["exp_avg_sq"]
         exp_avg_diff, previous = states["exp_avg_diff"], states["previous_grad"]
-        if c.fresh:
-            for state in (exp_avg, exp_avg_sq, exp_avg_diff):
-                state.zero_()
-            work = torch.zeros_like(grad)
-        else:
-            work = grad - previous
+        work = grad - previous
+        if isinstance(c.keep, Tensor) or c.keep != 1:
+            for started in (exp_avg, exp_avg_sq, exp_avg_diff, work):
+                started.mul_(c.keep)
         exp_avg.lerp_(grad, 1 - b1)
         exp_avg_diff.lerp_(work, 1 - b2)
         torch.add(grad, work, alpha=b2, out=work)
@@ -77,7 +81,8 @@ class AdanRule:
         torch.sqrt(exp_avg_sq, out=work).add_(c.eps)
         if self.weight_decay and self.no_prox:
             weight.mul_(c.decay)
-        weight.addcdiv_(exp_avg, work, value=-c.step).addcdiv_(exp_avg_diff, work, value=-c.step_diff)
+        addcdiv_(weight, exp_avg, work, c.step)
+        addcdiv_(weight, exp_avg_diff, work, c.step_diff)
         if self.weight_decay and not self.no_prox:
             weight.div_(c.decay)
         previous.copy_(grad)

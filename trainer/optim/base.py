@@ -11,43 +11,75 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import OptimizerConfig
+from . import compiled
 from .adam import AdamRule
 from .adan import AdanRule
-from .rounding import join, split_
+from .formats import FORMATS, PER_BLOCK, PER_UNIT, POWER_UNIT, Format, rows_of
+from .rounding import BLOCK, Noise, join, noise_of, split_
+from .tile import update_tile
 
-BLOCK = 256
-"""Parameters start on multiples of this many elements in an arena; packed formats share a scale within it."""
 CHUNK = 1 << 22
 """The most elements that the engine hands to one ``update_chunk_``."""
-STATE_FORMATS = ("f32",)
-WEIGHT_PRECISIONS = ("split", "f32")
+SMALL = 4096
+"""Tensors of at most this many elements keep float32 states."""
+STATE_FORMATS = tuple(FORMATS)
+WEIGHT_PRECISIONS = ("split", "stochastic", "nearest", "f32")
 GRAD_LIMIT = 2.0**60
 """A gradient element of this size counts as infinite: its square would leave float32."""
+Rule = AdamRule | AdanRule
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSpec:
     """A rule and how its states and the weights are kept."""
 
-    rule: AdamRule | AdanRule
+    rule: Rule
     state_format: Mapping[str, str]
-    """Format of each of ``rule.states``."""
+    """Format of each of ``rule.states``; ``formats_for`` fills it in."""
     weight_precision: str = "split"
-    """What a bf16 weight keeps beyond its 16 bits; a float32 weight steps in float32 under every setting."""
+    """What becomes of a bf16 weight's lower bits: ``split`` keeps them (2 bytes), ``stochastic`` rounds at random,
+    ``nearest`` drops them. A float32 weight steps in float32 under every setting; ``f32`` allows no other."""
     seed: int = 0
     """Seed of the counted rounding."""
+    compile: bool = False
+    """Run the update through ``torch.compile``: one pass over memory, where a compiler is at hand."""
 
     def __post_init__(self) -> None:
         for name in self.rule.states:
-            if self.state_format.get(name) not in STATE_FORMATS:
-                found = self.state_format.get(name)
-                raise ValueError(f"state format of {name} is {found!r}: choose one of {', '.join(STATE_FORMATS)}")
-        if self.weight_precision not in WEIGHT_PRECISIONS:
-            choices = ", ".join(WEIGHT_PRECISIONS)
-            raise ValueError(f"weight precision is {self.weight_precision!r}: choose one of {choices}")
+            _one_of(f"state format of {name}", self.state_format.get(name), STATE_FORMATS)
+        unknown = sorted(set(self.state_format) - set(self.rule.states))
+        if unknown:
+            raise ValueError(f"state_format names {', '.join(unknown)}: name only {', '.join(self.rule.states)}")
+        _one_of("weight precision", self.weight_precision, WEIGHT_PRECISIONS)
+
+    def format_of(self, storage: Mapping[str, Tensor], name: str) -> Format:
+        """The format that a state of ``storage`` has: its own, or float32 for a small tensor."""
+        return FORMATS["f32" if storage[name].dtype == torch.float32 else self.state_format[name]]
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+
+
+def formats_for(rule: Rule | type[AdamRule] | type[AdanRule], state_format: str | Mapping[str, str]) -> dict[str, str]:
+    """The format of each state of ``rule``: from one name, or from a mapping whose gaps are ``log16``.
+
+    Adan's previous gradient is no moment: beside packed moments it is kept in bf16, exact where gradients are bf16.
+    """
+    if not isinstance(state_format, str):
+        unknown = sorted(set(state_format) - set(rule.states))
+        if unknown:
+            raise ValueError(f"state_format names {', '.join(unknown)}: name only {', '.join(rule.states)}")
+        return {**formats_for(rule, "log16"), **state_format}
+    formats = dict.fromkeys(rule.states, state_format)
+    if "previous_grad" in formats and state_format != "f32":
+        formats["previous_grad"] = "bf16"
+    return formats
 
 
 def spec_from_config(config: OptimizerConfig, seed: int) -> UpdateSpec:
@@ -55,7 +87,9 @@ def spec_from_config(config: OptimizerConfig, seed: int) -> UpdateSpec:
     betas = config.betas
     if config.kind == "adan":
         b1, b2, b3 = betas
-        rule = AdanRule(betas=(b1, b2, b3), eps=config.eps, weight_decay=config.weight_decay, no_prox=config.no_prox)
+        rule: Rule = AdanRule(
+            betas=(b1, b2, b3), eps=config.eps, weight_decay=config.weight_decay, no_prox=config.no_prox
+        )
     else:
         b1, b2 = betas
         rule = AdamRule(
@@ -66,7 +100,7 @@ def spec_from_config(config: OptimizerConfig, seed: int) -> UpdateSpec:
             decoupled=config.decoupled_decay,
             cautious=config.cautious,
         )
-    formats = dict.fromkeys(rule.states, config.state_format)
+    formats = formats_for(rule, config.state_format)
     return UpdateSpec(rule=rule, state_format=formats, weight_precision=config.weight_precision, seed=seed)
 
 
@@ -74,13 +108,15 @@ def storage_layout(
     spec: UpdateSpec, numel: int, weight_dtype: torch.dtype
 ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Dtype and shape of every tensor that ``make_storage`` makes, for callers with memory of their own."""
-    layout: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        name: (torch.float32, (numel,)) for name in spec.rule.states
-    }
+    layout = {}
+    for name in spec.rule.states:
+        kind = FORMATS["f32" if numel <= SMALL else spec.state_format[name]]
+        layout.update(kind.layout(name, numel, _signed(name)))
     if weight_dtype == torch.bfloat16:
-        if spec.weight_precision != "split":
-            raise ValueError(f"weight precision {spec.weight_precision} needs float32 weights: these are bf16")
-        layout["residual"] = (torch.int16, (numel,))
+        if spec.weight_precision == "f32":
+            raise ValueError("weight precision f32 needs float32 weights: these are bf16")
+        if spec.weight_precision == "split":
+            layout["residual"] = (torch.int16, (numel,))
     elif weight_dtype != torch.float32:
         raise ValueError(f"a weight is {weight_dtype}: give bf16 or float32 weights")
     return layout
@@ -91,7 +127,8 @@ def make_storage(
 ) -> dict[str, Tensor]:
     """Zeroed storage for ``numel`` weights: the states by name, and ``residual`` for bf16 weights under ``split``.
 
-    All zero is where training starts: moments of zero, and masters equal to the bf16 weights.
+    All zero is where training starts: moments of zero, and masters equal to the bf16 weights. Packed states
+    are as long as the next multiple of 256.
     """
     layout = storage_layout(spec, numel, weight_dtype)
     return {name: torch.zeros(shape, dtype=dtype, device=device) for name, (dtype, shape) in layout.items()}
@@ -100,7 +137,12 @@ def make_storage(
 def slice_storage(storage: Mapping[str, Tensor], start: int, stop: int, numel: int) -> dict[str, Tensor]:
     """Views of the storage of elements ``start`` to ``stop`` out of ``numel``; both multiples of 256, or the end."""
     assert start % BLOCK == 0 and (stop % BLOCK == 0 or stop == numel), (start, stop, numel)
-    return {name: part[start:stop] for name, part in storage.items()}
+    views = {}
+    for name, part in storage.items():
+        unit = BLOCK if name.endswith(PER_BLOCK) else POWER_UNIT if name.endswith(PER_UNIT) else 1
+        assert unit != POWER_UNIT or start % unit == 0, f"u16pow is cut at multiples of {unit}, not at {start}"
+        views[name] = part[start // unit : -(-stop // unit) if stop < numel else None]
+    return views
 
 
 def finite(grad: Tensor) -> Tensor:
@@ -122,6 +164,9 @@ def update_chunk_(
     step: int,
     offset: int,
     key: int,
+    ok: Tensor | None = None,
+    scale: Tensor | None = None,
+    rescale: Tensor | None = None,
 ) -> None:
     """One update, in place, of a flat slice of weights and of its storage.
 
@@ -131,47 +176,107 @@ def update_chunk_(
         step: counts from 1.
         offset: place of the slice's first element within its arena (a multiple of 256).
         key: which arena. With ``offset`` it names each element for the counted rounding.
+        ok: 0-d bool on the same device; where false, nothing is written. None: whether this slice's gradient is
+            ``finite``. Give that of the whole tensor to leave all of it alone. Not awaited by the host on a GPU.
+        scale: 0-d factor of the gradient (clipping).
+        rescale: 0-d factor of the masked update where the rule ``rescales``; None: from this slice alone.
     """
-    coefficients = spec.rule.coefficients(lr, step)
-    numel, tile = weight.numel(), _tile_size(weight)
-    if numel <= tile:
-        _update_tile(spec, weight, grad, storage, coefficients)
+    numel = weight.numel()
+    if numel == 0:
         return
+    ok = finite(grad) if ok is None else ok
+    if weight.device.type == "cpu":
+        if not ok:
+            return
+        ok = None
+    c = spec.rule.coefficients(lr, step)
+    if spec.rule.rescales and rescale is None:
+        rescale = mask_scale(spec, weight, grad, storage, lr=lr, step=step, scale=scale)
+    noise = noise_of(spec.seed, key, step, offset, numel, weight.device) if _random(spec, weight, storage) else None
+    packed = noise is not None or any(part.dtype != torch.float32 for name, part in storage.items() if name != "residual")
+    tile = _tile_size(spec, weight, storage)
+    update = compiled.update_tile if spec.compile else update_tile
     for start in range(0, numel, tile):
         stop = min(start + tile, numel)
+        whole = start == 0 and stop == numel
+        part = storage if whole else slice_storage(storage, start, stop, numel)
+        rows = noise if noise is None or whole else (noise[0][start // BLOCK : rows_of(stop)], noise[1])
+        arguments = (spec, weight[start:stop], grad[start:stop], part, c, rows, ok, scale, rescale)
+        if packed or spec.compile:
+            _in_rows(update, *arguments)
+        else:
+            update(*arguments)
+
+
+def mask_scale(
+    spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], *, lr: float, step: int,
+    scale: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The paper's rescale of a cautious update: one over the share of elements that the mask keeps (0-d, float32)."""
+    assert isinstance(spec.rule, AdamRule)
+    numel, c = weight.numel(), spec.rule.coefficients(lr, step)
+    kept = torch.zeros((), dtype=torch.int64, device=weight.device)
+    for start in range(0, numel, tile := _tile_size(spec, weight, storage)):
+        stop = min(start + tile, numel)
         part = slice_storage(storage, start, stop, numel)
-        _update_tile(spec, weight[start:stop], grad[start:stop], part, coefficients)
+        exp_avg = spec.format_of(part, "exp_avg").decode(part, "exp_avg", True).view(-1)[: stop - start]
+        value = grad[start:stop].to(torch.float32)
+        value = value if scale is None else value * scale
+        kept += spec.rule.kept(master(weight[start:stop], part), value, {"exp_avg": exp_avg}, c)
+    return 1 / (kept / numel).clamp_(min=1e-3)
 
 
-def _tile_size(weight: Tensor) -> int:
+def _signed(name: str) -> bool:
+    return name != "exp_avg_sq"
+
+
+def _random(spec: UpdateSpec, weight: Tensor, storage: Mapping[str, Tensor]) -> bool:
+    if weight.dtype != torch.float32 and spec.weight_precision == "stochastic":
+        return True
+    for name in spec.rule.states:
+        kind = spec.format_of(storage, name)
+        if kind.signed_noise if _signed(name) else kind.unsigned_noise:
+            return True
+    return False
+
+
+def _tile_size(spec: UpdateSpec, weight: Tensor, storage: Mapping[str, Tensor]) -> int:
+    if any(name.endswith(PER_UNIT) for name in storage):
+        return POWER_UNIT
     # A tile's temporaries should stay in the cache: on a CPU that is worth a factor of five.
     return 1 << 18 if weight.device.type == "cpu" else 1 << 21
 
 
-def _update_tile(
-    spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], coefficients: tuple
-) -> None:
-    grad = grad if grad.dtype == torch.float32 else grad.to(torch.float32)
-    if weight.dtype == torch.float32:
-        spec.rule.apply_(weight, grad, storage, coefficients)  # type: ignore[arg-type]
-        return
-    value = join(weight, storage["residual"])
-    spec.rule.apply_(value, grad, storage, coefficients)  # type: ignore[arg-type]
-    split_(weight, storage["residual"], value)
+def _in_rows(update, spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], *rest) -> None:
+    """Call ``update`` with everything in rows of 256, a ragged end on padded copies."""
+    numel = weight.numel()
+    missing = -numel % BLOCK
+
+    def rows(part: Tensor) -> Tensor:
+        return (F.pad(part, (0, missing)) if missing and part.numel() == numel else part).view(-1, BLOCK)
+
+    flat = {"weight": weight, **{n: p for n, p in storage.items() if not n.endswith((PER_BLOCK, PER_UNIT))}}
+    shaped = {name: rows(part) for name, part in flat.items()}
+    views = {**storage, **shaped}
+    update(spec, views.pop("weight"), rows(grad), views, *rest)
+    if missing:
+        for name, part in flat.items():
+            if part.numel() == numel:
+                part.copy_(shaped[name].view(-1)[:numel])
 
 
 def master(weight: Tensor, storage: Mapping[str, Tensor]) -> Tensor:
     """The exact float32 value of a flat weight: a new tensor, or the weight itself where it is float32."""
     if weight.dtype == torch.float32:
         return weight
-    return join(weight, storage["residual"])
+    return join(weight, storage["residual"]) if "residual" in storage else weight.to(torch.float32)
 
 
 @torch.no_grad()
 def load_master_(weight: Tensor, storage: Mapping[str, Tensor], value: Tensor) -> None:
-    """Set a flat weight (and its residual) to the float32 ``value``."""
+    """Set a flat weight (and its residual, if it has one) to the float32 ``value``."""
     assert value.dtype == torch.float32
-    if weight.dtype == torch.float32:
-        weight.copy_(value)
-    else:
+    if "residual" in storage:
         split_(weight, storage["residual"], value)
+    else:
+        weight.copy_(value)

@@ -1,13 +1,27 @@
-"""How a bf16 weight keeps a float32 value: an exact split in two halves.
+"""Bits of float32 values kept in fewer bits: the exact split, and rounding whose randomness is counted.
 
-Everything here works on bit patterns with integer arithmetic, so that every device, chunk size and
-compiler writes the same bits.
+Everything here is integer arithmetic on bit patterns, so that every device, chunk size and compiler
+writes the same bits. Random words are a hash of (seed, key, step, element): nothing is drawn, so nothing depends
+on the order of updates, and a resumed run goes on with the words it would have had.
 """
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
+
+BLOCK = 256
+"""Elements per row. Parameters start on multiples of it; packed formats share a scale within it."""
+STREAMS = 5
+"""Independent words per element: one for each state of a rule, and the last for the weight."""
+WEIGHT_STREAM = STREAMS - 1
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_ODD = 0x2C1B3C6D
+Noise = tuple[Tensor, Tensor]
+"""One int32 hash per row, and the int32 table [STREAMS, 256] on the same device."""
 
 
 def join(weight: Tensor, residual: Tensor) -> Tensor:
@@ -16,7 +30,7 @@ def join(weight: Tensor, residual: Tensor) -> Tensor:
     return torch.add(residual.to(torch.int32), high, alpha=1 << 16).view(torch.float32)
 
 
-def split_(weight: Tensor, residual: Tensor, value: Tensor) -> None:
+def split_(weight: Tensor, residual: Tensor, value: Tensor, ok: Tensor | None = None) -> None:
     """Write the float32 ``value`` into the bf16 ``weight`` (its nearest, ties away from zero) and ``residual``.
 
     ``hi = (bits + 0x8000) >> 16`` and ``residual = bits - (hi << 16)``: the difference fits 16 signed bits, so it is
@@ -24,5 +38,62 @@ def split_(weight: Tensor, residual: Tensor, value: Tensor) -> None:
     wrap; ``join`` undoes both exactly.
     """
     bits = value.view(torch.int32)
-    residual.copy_(bits)
-    weight.view(torch.int16).copy_((bits + 0x8000).bitwise_right_shift_(16))
+    put_(residual, bits, ok)
+    put_(weight.view(torch.int16), (bits + 0x8000).bitwise_right_shift_(16), ok)
+
+
+def nearest_(weight: Tensor, value: Tensor, ok: Tensor | None = None) -> None:
+    """Write the float32 ``value`` into the bf16 ``weight``, rounded to nearest, ties to even."""
+    put_(weight, value.to(torch.bfloat16), ok)
+
+
+def stochastic_(out: Tensor, value: Tensor, noise: Noise, stream: int, ok: Tensor | None = None) -> None:
+    """Write the float32 ``value`` [rows, 256] into the bf16 ``out``: up or down at random, right on average."""
+    bits = words(noise, stream).bitwise_right_shift_(16).add_(0x8000).add_(value.view(torch.int32))
+    put_(out.view(torch.int16), bits.bitwise_right_shift_(16), ok)
+
+
+def put_(out: Tensor, value: Tensor, ok: Tensor | None) -> None:
+    """``out = value`` in ``out``'s dtype (integers wrap), unless the 0-d bool ``ok`` is false."""
+    if ok is None:
+        out.copy_(value)
+    else:
+        out.copy_(torch.where(ok, value.to(out.dtype), out))
+
+
+def words(noise: Noise, stream: int) -> Tensor:
+    """A new int32 tensor [rows, 256], uniform over all bit patterns; the high bits are the good ones."""
+    rows, table = noise
+    return torch.bitwise_xor(rows.view(-1, 1), table[stream]).mul_(_ODD)
+
+
+def noise_of(seed: int, key: int, step: int, offset: int, numel: int, device: torch.device) -> Noise:
+    """The hashes of the rows that hold elements ``offset`` (a multiple of 256) to ``offset + numel`` of ``key``."""
+    assert offset % BLOCK == 0, offset
+    base = _mix(_mix(_mix(seed) ^ key) ^ step)
+    first, count = offset // BLOCK, -(-numel // BLOCK)
+    rows = torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device)
+    rows.mul_(_signed(_GOLDEN)).add_(_signed(base))
+    # splitmix64's finaliser. The shifts of signed numbers drag the sign along: mask it off.
+    rows.bitwise_xor_((rows >> 30).bitwise_and_(2**34 - 1)).mul_(_signed(0xBF58476D1CE4E5B9))
+    rows.bitwise_xor_((rows >> 27).bitwise_and_(2**37 - 1)).mul_(_signed(0x94D049BB133111EB))
+    return (rows >> 32).to(torch.int32), _table(device)
+
+
+@functools.lru_cache(maxsize=None)
+def _table(device: torch.device) -> Tensor:
+    values = [_mix(i * _GOLDEN) >> 32 for i in range(STREAMS * BLOCK)]
+    table = torch.tensor(values, dtype=torch.int64, device=device)
+    return table.to(torch.int32).view(STREAMS, BLOCK)
+
+
+def _mix(x: int) -> int:
+    """splitmix64 (Steele, Lea and Flood 2014) of a whole number."""
+    x = (x + _GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def _signed(x: int) -> int:
+    return x - 2**64 if x >= 2**63 else x

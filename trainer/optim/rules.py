@@ -1,8 +1,28 @@
-"""Checks shared by the update rules."""
+"""What the update rules share: checks, and steps whose factor may be a number or a 0-d tensor.
+
+Eager code passes numbers. Compiled code passes tensors, or every learning rate would be compiled anew.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Union
+
+from torch import Tensor
+
+Factor = Union[float, Tensor]
+
+
+def add_(out: Tensor, other: Tensor, factor: Factor) -> Tensor:
+    """``out += factor * other``."""
+    return out.add_(other * factor) if isinstance(factor, Tensor) else out.add_(other, alpha=factor)
+
+
+def addcdiv_(out: Tensor, above: Tensor, below: Tensor, factor: Factor) -> Tensor:
+    """``out += factor * above / below``."""
+    if isinstance(factor, Tensor):
+        return out.add_(above / below * factor)
+    return out.addcdiv_(above, below, value=factor)
 
 
 def check_betas(betas: tuple[float, ...], count: int) -> None:

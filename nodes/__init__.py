@@ -1,0 +1,39 @@
+"""The nodes, for ComfyUI's V3 schema. Loading them imports no torch."""
+
+from __future__ import annotations
+
+from comfy_api.latest import ComfyExtension, io
+
+from . import dataset, demo, export, loss_plot, memory, model, open_run, optimizer, preview, recipe, run, run_model
+
+try:  # the panel's routes need a running server; the nodes do not need the panel
+    from . import routes  # noqa: F401
+except ImportError:
+    routes = None
+
+
+class FluxFullFineTune(ComfyExtension):
+    """All nodes of the pack, in the order of a graph."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [
+            model.FluxFFTModel,
+            dataset.FluxFFTDataset,
+            optimizer.FluxFFTOptimizerNAdam,
+            optimizer.FluxFFTOptimizerAdan,
+            memory.FluxFFTMemory,
+            recipe.FluxFFTRecipe,
+            run.FluxFFTStart,
+            open_run.FluxFFTOpenRun,
+            run.FluxFFTTrainSteps,
+            preview.FluxFFTPreviewSettings,
+            preview.FluxFFTPreview,
+            run_model.FluxFFTRunModel,
+            loss_plot.FluxFFTLossPlot,
+            export.FluxFFTExport,
+            demo.FluxFFTDemo,
+        ]
+
+
+async def comfy_entrypoint() -> ComfyExtension:
+    return FluxFullFineTune()

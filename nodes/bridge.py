@@ -1,0 +1,236 @@
+"""The one user of ComfyUI's internals (with ``bridge_model.py``, its other half). Tried on 0.3.64 and 0.33.0, on a CPU, unless a line says otherwise.
+
+Everything of ``comfy`` is imported inside functions, so that loading the pack costs ComfyUI nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..trainer.config import check_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEPT = 8
+"""How many CLIP and VAE objects that came over links are held at most."""
+_kept: OrderedDict[str, Any] = OrderedDict()
+
+
+# -- folders and files ---------------------------------------------------------------------------------------------
+
+
+def home() -> Path:
+    """Folder of the run directories: ``FLUX_FFT_HOME``, else ``flux_fft`` in ComfyUI's output folder."""
+    import folder_paths
+
+    chosen = os.environ.get("FLUX_FFT_HOME", "").strip()
+    return Path(chosen or os.path.join(folder_paths.get_output_directory(), "flux_fft")).expanduser().resolve()
+
+
+def run_dir(name: str) -> Path:
+    """Directory of a run. Raises ``ValueError`` unless ``name`` is one plain folder name."""
+    return home() / check_name(name)
+
+
+def model_files(*kinds: str) -> list[str]:
+    """Names of the .safetensors files in ComfyUI's model folders of these kinds, as its own loaders show them."""
+    import folder_paths
+
+    names: dict[str, None] = {}
+    for kind in kinds:
+        names |= dict.fromkeys(n for n in folder_paths.get_filename_list(kind) if n.lower().endswith(".safetensors"))
+    return list(names)
+
+
+def model_path(input_name: str, value: str, *kinds: str) -> str:
+    """Path of a model file chosen by name. Raises ``ValueError`` (servers before 0.8 do not check V3 combos)."""
+    import folder_paths
+
+    for kind in kinds:
+        path = folder_paths.get_full_path(kind, value) if value else None
+        if path:
+            return os.path.abspath(path)
+    raise ValueError(f"{input_name} is {value!r}: no such file in models/{' or models/'.join(kinds)}; "
+                     "choose another, or press R to refresh the list")
+
+
+def input_path(folder: str) -> str:
+    """A folder typed by the user; one that is not absolute starts in ComfyUI's input folder."""
+    import folder_paths
+
+    text = folder.strip().strip('"')
+    if not text:
+        raise ValueError("folder is empty: give the path of a folder of pictures")
+    return os.path.abspath(os.path.join(folder_paths.get_input_directory(), os.path.expanduser(text)))
+
+
+def export_path(filename: str) -> Path:
+    """Where a checkpoint called ``filename`` goes: inside models/diffusion_models, sub-folders allowed."""
+    import folder_paths
+
+    roots = [Path(p) for p in folder_paths.get_folder_paths("diffusion_models")]
+    root = next((p for p in roots if p.name == "diffusion_models"), roots[0]).resolve()
+    text = filename.strip().replace("\\", "/")
+    if not text or text.endswith("/"):
+        raise ValueError(f"filename is {filename!r}: give the name of a file")
+    path = (root / (text if text.lower().endswith(".safetensors") else f"{text}.safetensors")).resolve()
+    if not path.is_relative_to(root) or path == root or any(c in '<>:"|?*' or ord(c) < 32 for c in text):
+        raise ValueError(f"filename is {filename!r}: give a plain file name, it is placed in {root}")
+    return path
+
+
+def ui_image(path: Path) -> dict[str, str]:
+    """How the canvas is told of a picture; one outside of ComfyUI's output folder is copied into its temp folder."""
+    import shutil
+
+    import folder_paths
+
+    for kind, root in (("output", folder_paths.get_output_directory()), ("temp", folder_paths.get_temp_directory())):
+        base = Path(root).resolve()
+        if path.resolve().is_relative_to(base):
+            return {"filename": path.name, "subfolder": path.resolve().parent.relative_to(base).as_posix(), "type": kind}
+    target = Path(folder_paths.get_temp_directory()) / "flux_fft" / f"{path.parent.parent.name}_{path.name}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+    return {"filename": target.name, "subfolder": "flux_fft", "type": "temp"}
+
+
+# -- CLIP and VAE objects that came over links ---------------------------------------------------------------------
+
+
+def keep(thing: Any) -> str:
+    """Keep a live object, so that a handle can name it. Returns its key, or "" for None."""
+    if thing is None:
+        return ""
+    key = str(id(thing))  # held here, so its id belongs to no other object
+    _kept[key] = thing
+    _kept.move_to_end(key)
+    while len(_kept) > KEPT:
+        _kept.popitem(last=False)
+    return key
+
+
+def kept(key: str, what: str) -> Any:
+    """The object kept under ``key``. Raises ``ValueError`` if it is gone."""
+    if key not in _kept:
+        raise ValueError(f"the {what} that was connected is no longer there: change the {what} loader or restart the graph "
+                         "so that it is loaded again, or choose a file instead")
+    return _kept[key]
+
+
+# -- the executor --------------------------------------------------------------------------------------------------
+
+
+def throw_if_cancelled() -> None:
+    """Raise ComfyUI's interrupt if the user pressed Cancel. On the executor thread only: it takes the Cancel."""
+    import comfy.model_management
+
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def end_prompt() -> BaseException:
+    """The exception that ends the prompt as Cancel does (an ``Exception`` up to 0.19, a ``BaseException`` after)."""
+    import comfy.model_management
+
+    return comfy.model_management.InterruptProcessingException()
+
+
+class Progress:
+    """The progress bar on a node. On the executor thread only: its update may raise the user's Cancel."""
+
+    def __init__(self, total: int, node_id: str | None) -> None:
+        import comfy.utils
+
+        self._bar = comfy.utils.ProgressBar(max(total, 1), node_id=node_id)
+
+    def update(self, done: int, total: int | None = None, image: Any = None) -> None:
+        """``image``: a PIL picture to show on the node."""
+        self._bar.update_absolute(done, total, None if image is None else ("JPEG", image, 512))
+
+
+def unload_models() -> None:
+    """Have ComfyUI give back the VRAM of all its models. On the executor thread only."""
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+    comfy.model_management.soft_empty_cache()
+
+
+def let_go() -> None:
+    """After the last reference to encoders is gone: have their memory back (T5 alone is 9 GB)."""
+    import gc
+
+    unload_models()
+    gc.collect()
+
+
+# -- encoders ------------------------------------------------------------------------------------------------------
+
+
+def load_clip(clip_l: str, t5: str) -> Any:
+    """ComfyUI's CLIP of a FLUX.1, from its two files."""
+    import comfy.sd
+    import folder_paths
+
+    return comfy.sd.load_clip(ckpt_paths=[clip_l, t5], embedding_directory=folder_paths.get_folder_paths("embeddings"),
+                              clip_type=comfy.sd.CLIPType.FLUX)
+
+
+def load_vae(path: str) -> Any:
+    """ComfyUI's VAE from its file."""
+    import comfy.sd
+    import comfy.utils
+
+    vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(path))
+    vae.throw_exception_if_invalid()
+    return vae
+
+
+def encode_text(clip: Any, text: str, length: int) -> tuple[Tensor, Tensor]:
+    """(context [length, D], pooled [P]) of one text, its T5 tokens padded or cut to ``length``.
+
+    ComfyUI pads T5 to at least 256 tokens and never cuts, and would read ``(word:1.2)`` as a weight.
+    """
+    import torch
+
+    tokens = clip.tokenize(text.replace("(", "\\(").replace(")", "\\)"))
+    dtype = torch.float32
+    if "t5xxl" in tokens:
+        tokens["t5xxl"] = [fixed_length(tokens["t5xxl"][0], length)]
+        dtype = torch.bfloat16  # 4 MB on disk rather than 8; a large Flux rounds it to this anyway
+    context, pooled = clip.encode_from_tokens(tokens, return_pooled=True)
+    return context[0].to("cpu", dtype), pooled[0].float().cpu()
+
+
+def fixed_length(tokens: Sequence[tuple], length: int) -> list[tuple]:
+    """T5 tokens padded with 0 to ``length``, or cut to it with the end token (1) kept last."""
+    if len(tokens) > length:
+        return [*tokens[: length - 1], (1, 1.0, *tokens[0][2:])]
+    return [*tokens, *[(0, 1.0, *tokens[0][2:])] * (length - len(tokens))]
+
+
+def encode_pixels(vae: Any, pixels: Tensor) -> Tensor:
+    """Model-space latents [B, 16, H/8, W/8] of float32 pictures [B, H, W, 3] in 0..1."""
+    import comfy.latent_formats
+
+    return comfy.latent_formats.Flux().process_in(vae.encode(pixels).float().cpu())
+
+
+def content_id(thing: Any) -> str:
+    """Tells one live CLIP or VAE from another by what it computes: a hash of its weights' shapes and first values."""
+    import hashlib
+
+    own = getattr(thing, "flux_fft_id", None)
+    if own is not None:
+        return own
+    digest = hashlib.sha256()
+    for name, tensor in sorted(thing.get_sd().items()):
+        if hasattr(tensor, "flatten"):
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.flatten()[:16].float().cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,72 @@
+"""What travels along the links: small frozen handles, never models or live objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from comfy_api.latest import io
+
+from ..trainer.config import ModelConfig
+
+CATEGORY = "Flux Full Fine-Tune"
+
+Model = io.Custom("FLUX_FFT_MODEL")
+Dataset = io.Custom("FLUX_FFT_DATASET")
+Optimizer = io.Custom("FLUX_FFT_OPTIMIZER")
+Memory = io.Custom("FLUX_FFT_MEMORY")
+Recipe = io.Custom("FLUX_FFT_RECIPE")
+Run = io.Custom("FLUX_FFT_RUN")
+Previews = io.Custom("FLUX_FFT_PREVIEWS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelHandle:
+    """The model's files; where a CLIP or VAE came over a link, the key under which the bridge keeps it."""
+
+    config: ModelConfig
+    clip_key: str = ""
+    vae_key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHandle:
+    """A run at one of its steps. ``uid`` tells it from another run that later takes the same name."""
+
+    name: str
+    uid: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviewSettings:
+    """Pictures to sample from the weights in training."""
+
+    prompts: tuple[str, ...]
+    width: int
+    height: int
+    sampler: str
+    scheduler: str
+    sampling_steps: int
+    guidance: float
+    cfg: float
+    preview_seed: int
+    every_n_steps: int = field(compare=False)
+    """Train Steps samples at multiples of this; 0: only Preview nodes do."""
+
+
+def number(name: str, text: str) -> float:
+    """A number typed as text (``3.5e-6``), since float widgets round. Raises ``ValueError`` naming the input."""
+    try:
+        return float(str(text).strip().replace(",", "."))
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}: give a number, such as 3.5e-6") from None
+
+
+def check(function: Callable[..., object], *values: object) -> bool | str:
+    """For ``validate_inputs``: True, or the line of the ``ValueError`` that ``function(*values)`` raises."""
+    try:
+        function(*values)
+    except ValueError as error:
+        return str(error)
+    return True

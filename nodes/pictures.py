@@ -1,0 +1,153 @@
+"""Pictures of the weights in training: sampled through ComfyUI's own samplers, kept in the run's ``samples/``.
+
+Each is a PNG beside a JSON of the same name that says at which step and with which settings it was made. A picture is
+looked up by these, so that a graph that is queued again, when the run has long moved on, shows what was then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..trainer.files import read_json, replace, write_json
+from ..trainer.flux.variants import require_flux
+from . import bridge, bridge_model, registry
+from .encoders import Encoders
+from .handles import PreviewSettings, RunHandle
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from ..trainer.run import RunDirectory
+
+
+def predictor(handle: RunHandle) -> bridge_model.Predict:
+    """The velocity of a run's weights at the handle's step, as the proxy MODEL asks for it; Cancel is heard meanwhile."""
+    from ..trainer.protocol import RunMovedOn
+
+    def ask(*values: Any) -> Tensor:
+        return registry.client(handle.name).predict(*values, step=handle.step)
+
+    def predict(*values: Any) -> Tensor:
+        registry.open_directory(handle)
+        try:
+            return registry.cancellable(ask, *values)
+        except RunMovedOn as error:
+            raise ValueError(f"run {handle.name!r}: {error}") from None
+
+    return predict
+
+
+def proxy(handle: RunHandle, run: RunDirectory) -> Any:
+    """A ComfyUI MODEL of the run's weights at the handle's step. The worker is opened when it is first sampled."""
+    info = require_flux(run.config.model.flux)
+    assert info.flux is not None
+    return bridge_model.proxy_model(dict(info.flux), predictor(handle))
+
+
+class Sampler:
+    """Samples a run's previews. ``with`` it: on leaving, encoders that were loaded are dropped."""
+
+    def __init__(self, run: RunDirectory, settings: PreviewSettings | None) -> None:
+        self.run, self.settings = run, settings
+        self._encoders = None if settings is None else Encoders(registry.model_of(run))
+        self._texts: list[tuple[Tensor, Tensor]] = []
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._encoders is not None:
+            self._encoders.__exit__()
+
+    def encode_prompts(self) -> None:
+        """Encode the prompts, and the empty one for CFG, before the worker takes VRAM. Raises ``ValueError``."""
+        if self._encoders is not None and self.settings is not None and not self._texts:
+            self._texts = self._encoders.prompts([*self.settings.prompts, ""])
+
+    def stops(self, start: int, target: int) -> list[int]:
+        """The steps above ``start`` and below ``target`` at which pictures are due."""
+        every = self.settings.every_n_steps if self.settings else 0
+        return list(range(start - start % every + every, target, every)) if every else []
+
+    def due(self, step: int) -> bool:
+        """Whether pictures are due at a step."""
+        every = self.settings.every_n_steps if self.settings else 0
+        return bool(every) and step % every == 0
+
+    def paths(self, step: int) -> list[Path]:
+        """Where the pictures of a step lie, one per prompt."""
+        assert self.settings is not None
+        return [self.run.path / "samples" / f"step-{step:06d}_{i:02d}_{self._key(step, i)[:8]}.png"
+                for i in range(len(self.settings.prompts))]
+
+    def recorded(self, step: int) -> list[Path] | None:
+        """The pictures of a step with these settings, if all were kept."""
+        paths = self.paths(step)
+        for i, path in enumerate(paths):
+            try:
+                if read_json(path.with_suffix(".json")).get("key") != self._key(step, i) or not path.exists():
+                    return None
+            except ValueError:
+                return None
+        return paths
+
+    def take(self, step: int) -> list[Path]:
+        """Sample every prompt at ``step`` and keep the pictures."""
+        assert self.settings is not None and self._encoders is not None
+        self.encode_prompts()
+        model = proxy(RunHandle(name=self.run.name, uid=self.run.uid, step=step), self.run)
+        s = self.settings
+        paths = self.paths(step)
+        latents = [bridge_model.sample(model, positive=text, negative=self._texts[-1], width=s.width, height=s.height,
+                                 seed=s.preview_seed, steps=s.sampling_steps, cfg=s.cfg, sampler=s.sampler,
+                                 scheduler=s.scheduler, guidance=s.guidance) for text in self._texts[:-1]]
+        for i, (path, latent) in enumerate(zip(paths, latents, strict=True)):
+            self._keep(path, self._encoders.decode(latent)[0], step, i)
+        return paths
+
+    def _about(self, step: int, index: int) -> dict[str, Any]:
+        assert self.settings is not None
+        about = dataclasses.asdict(self.settings)
+        about.pop("every_n_steps")
+        about["prompt"] = about.pop("prompts")[index]
+        return {"run": self.run.name, "uid": self.run.uid, "rollbacks": self.run.rollbacks, "step": step, "index": index} | about
+
+    def _key(self, step: int, index: int) -> str:
+        about = self._about(step, index)
+        about.pop("run")
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+    def _keep(self, path: Path, picture: Tensor, step: int, index: int) -> None:
+        from PIL import Image, PngImagePlugin
+
+        about = self._about(step, index) | {"key": self._key(step, index)}
+        info = PngImagePlugin.PngInfo()
+        info.add_text("flux_fft", json.dumps(about))
+        part = path.with_name(f".part-{path.name}")
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray((picture * 255).round().byte().numpy()).save(part, format="PNG", pnginfo=info)
+        replace(part, path)
+        write_json(path.with_suffix(".json"), about)
+        self.run.append("sample", step=step, file=f"samples/{path.name}", prompt=about["prompt"], index=index)
+
+
+def as_images(paths: Sequence[Path]) -> Tensor:
+    """An IMAGE [B, H, W, 3] in 0..1 of kept pictures."""
+    import numpy
+    import torch
+    from PIL import Image
+
+    return torch.stack([torch.from_numpy(numpy.asarray(Image.open(p).convert("RGB"), dtype="float32") / 255) for p in paths])
+
+
+def thumbnail(paths: Sequence[Path]) -> Image | None:
+    """The first picture, for the node's progress display."""
+    from PIL import Image
+
+    return Image.open(paths[0]).convert("RGB") if paths else None

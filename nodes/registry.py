@@ -1,0 +1,160 @@
+"""What this ComfyUI process remembers of runs: one connection each, links of Start, and what the cache must not forget.
+
+State lives here because a node's class is a locked clone while it executes, and its output may be evicted any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..trainer.config import check_name
+from ..trainer.flux.variants import require_flux
+from ..trainer.memory import plan as planning
+from ..trainer.run import RunDirectory, identity
+from . import bridge
+from .handles import ModelHandle, RunHandle
+
+if TYPE_CHECKING:
+    from ..trainer.client import WorkerClient
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_lock = threading.Lock()
+_clients: dict[Path, WorkerClient] = {}
+_models: dict[str, ModelHandle] = {}
+
+
+@dataclass
+class _Known:
+    identity: str
+    generation: int = 0
+
+
+_known: dict[Path, _Known] = {}
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------
+
+
+def open_directory(handle: RunHandle) -> RunDirectory:
+    """The directory of a handle's run. ``ValueError`` if it is gone, or another run took its name."""
+    try:
+        run = RunDirectory(bridge.run_dir(handle.name))
+    except ValueError as error:
+        raise ValueError(f"run {handle.name!r} cannot be opened ({error}): queue the graph again to start it anew") from None
+    if run.uid != handle.uid:
+        raise ValueError(f"run {handle.name!r} is another one than when this graph last ran: queue it again")
+    return run
+
+
+def require_step(run: RunDirectory, step: int, why: str) -> None:
+    """Raise ``ValueError`` unless the run's weights are those of ``step``. ``why``: what that prevents."""
+    now = run.status()["resume_step"]
+    if now != step:
+        raise ValueError(f"run {run.name!r} is at step {now} and this node stands for step {step}; {why}: "
+                         "connect it to the last Train Steps of the run, or to Open a Run")
+
+
+def generation(name: str) -> int:
+    """Goes up when the run of this name is rolled back or deleted; creating and training it leave it as it is.
+
+    Part of Start's fingerprint: the cache of ComfyUI must hold when nothing but training happened, and let go when
+    steps were taken back.
+    """
+    try:
+        path = bridge.home() / check_name(name)
+    except ValueError:
+        return 0
+    now = identity(path)
+    with _lock:
+        known = _known.setdefault(path, _Known(now))
+        if known.identity != now:
+            known.generation += known.identity != NO_RUN
+            known.identity = now
+        return known.generation
+
+
+NO_RUN = "none"
+"""What ``trainer.run.identity`` says where there is no run."""
+
+
+def remember_model(uid: str, model: ModelHandle) -> None:
+    """Keep the model handle of a run, whose CLIP and VAE may have come over links."""
+    _models[uid] = model
+
+
+def model_of(run: RunDirectory) -> ModelHandle:
+    """The files and links that a run's prompts and pictures are encoded with."""
+    return _models.get(run.uid) or ModelHandle(config=run.config.model)
+
+
+# -- workers -------------------------------------------------------------------------------------------------------
+
+
+def client(name: str) -> WorkerClient:
+    """This process's connection to the run's worker, which is launched where there is none. May take minutes.
+
+    The worker lives for this process: when ComfyUI goes away it finishes its step, saves and exits.
+    """
+    from ..trainer.client import open_run
+
+    path = bridge.run_dir(name)
+    with _lock:
+        found = _clients.get(path)
+    if found is not None and found.alive():
+        return found
+    _make_room(RunDirectory(path))
+    opened = found or open_run(path, launch=True, owner=True)
+    opened.open()
+    with _lock:
+        _clients[path] = opened
+    return opened
+
+
+def _make_room(run: RunDirectory) -> None:
+    """Have idle workers of other runs save and exit if the run's own would not fit into RAM beside them."""
+    import psutil
+
+    with _lock:
+        others = {path: c for path, c in _clients.items() if path != run.path and c.alive()}
+    if not others:
+        return
+    shapes = [tuple(sample["shape"]) for sample in run.dataset["samples"]]
+    needed = planning.resolve(run.config, require_flux(run.config.model.flux), shapes).ram_gb
+    for path, other in others.items():
+        if psutil.virtual_memory().available / planning.GIB >= needed:
+            return
+        if other.status()["state"] in ("paused", "finished"):
+            log.info("run %s saves and leaves the memory, which run %s needs", path.name, run.name)
+            other.stop()
+
+
+def cancellable(function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    """``function(*args)`` in a thread of its own, while this one (the executor's) stays open for the user's Cancel.
+
+    On Cancel the thread is left to end by itself and ComfyUI's interrupt is raised.
+    """
+    outcome: list[tuple[bool, Any]] = []
+
+    def work() -> None:
+        try:
+            outcome.append((True, function(*args, **kwargs)))
+        except BaseException as error:
+            outcome.append((False, error))
+
+    thread = threading.Thread(target=work, name="flux-fft-wait", daemon=True)
+    thread.start()
+    while True:
+        thread.join(0.05)
+        if not thread.is_alive():
+            break
+        bridge.throw_if_cancelled()
+    good, value = outcome[0]
+    if good:
+        return value
+    raise value

@@ -1,0 +1,133 @@
+"""What Start does: scan, encode what is new, plan, and make the run directory or attach to the one there is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..trainer.compare import MAY_CHANGE, REFUSE, Difference, compare
+from ..trainer.config import RunConfig
+from ..trainer.data import cache, scan
+from ..trainer.flux.variants import require_flux
+from ..trainer.memory import plan as planning
+from ..trainer.run import RunDirectory
+from . import bridge, registry
+from .encoders import Encoders
+from .handles import ModelHandle, RunHandle
+
+STOP, CONTINUE, NEXT_NAME = "stop and ask", "continue the run", "use the next free name"
+CHOICES = (STOP, CONTINUE, NEXT_NAME)
+KEPT = ("model.flux", "optimizer.kind", "optimizer.state_format", "optimizer.weight_precision")
+"""What the weights and states of a run depend on: CONTINUE keeps these as they are in the run."""
+
+
+@dataclass
+class Started:
+    """The run that a graph describes, and what the user is told."""
+
+    handle: RunHandle
+    lines: list[str] = field(default_factory=list)
+
+
+def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str | None) -> Started:
+    """Find or make the run. Raises ``ValueError`` in one line for all that the user can put right."""
+    assert if_different in CHOICES
+    info = require_flux(config.model.flux)
+    existing, config, notes = choose(config, if_different)
+    manifest, told = encode(config, model, node_id)
+    shapes = [tuple(sample["shape"]) for sample in manifest["samples"]]
+    plan = planning.resolve(config, info, shapes)
+    if not plan.fits:
+        raise ValueError("this training does not fit this machine: " + "; ".join(plan.reasons))
+    fits = f"Plan: {plan.ram_gb:.1f} GiB of RAM" + (f", {plan.vram_gb:.1f} GiB of VRAM" if plan.vram_gb else "")
+    fits += f" on {plan.device}"
+    if existing is None:
+        run = RunDirectory.create(bridge.run_dir(config.name), config, manifest)
+        state = f"Run {run.name!r} is new"
+    else:
+        run = existing
+        if manifest["fingerprint"] != run.dataset.get("fingerprint"):
+            notes.append(f"the pictures changed: {len(run.dataset['samples'])} were trained, now {len(shapes)}")
+        run.update(config, manifest)
+        state = f"Run {run.name!r} goes on from step {run.status()['resume_step']}"
+    registry.remember_model(run.uid, model)
+    lines = [f"{state}, in {run.path}", *(f"Taken: {note}" for note in notes), *told, fits, *plan.reasons]
+    return Started(RunHandle(name=run.name, uid=run.uid, step=0), lines)
+
+
+def choose(config: RunConfig, if_different: str) -> tuple[RunDirectory | None, RunConfig, list[str]]:
+    """The run to attach to (None: make one), the config to use, and the changes that are taken."""
+    for name in names(config.name):
+        path = bridge.run_dir(name)
+        wanted = dataclasses.replace(config, name=name)
+        if not (path / "config.json").exists():
+            return None, wanted, []
+        run = RunDirectory(path)
+        differences = compare(run.config, wanted)
+        serious = [d for d in differences if d.grade != MAY_CHANGE]
+        if not serious:
+            return run, wanted, [str(d) for d in differences]
+        if if_different == CONTINUE and all(d.grade != REFUSE for d in serious):
+            wanted = keep(run.config, wanted, serious)
+            return run, wanted, [str(d) for d in compare(run.config, wanted)]
+        if if_different != NEXT_NAME:
+            raise ValueError(refusal(name, serious))
+    raise AssertionError("names never end")
+
+
+def names(name: str) -> Iterator[str]:
+    """``name``, ``name_2``, ``name_3`` ..."""
+    yield name
+    number = 2
+    while True:
+        yield f"{name}_{number}"
+        number += 1
+
+
+def keep(old: RunConfig, new: RunConfig, differences: list[Difference]) -> RunConfig:
+    """``new`` with the run's own Flux, and its own optimizer if that is of another kind or format."""
+    kept = {d.name for d in differences} & set(KEPT)
+    if "model.flux" in kept:
+        new = dataclasses.replace(new, model=dataclasses.replace(new.model, flux=old.model.flux))
+    if any(name.startswith("optimizer.") for name in kept):
+        new = dataclasses.replace(new, optimizer=old.optimizer)
+    return new
+
+
+def refusal(name: str, differences: list[Difference]) -> str:
+    """The line for a run that exists with another model, dataset or optimizer."""
+    what = "; ".join(str(d) for d in differences)
+    choices = f"set if_different to '{NEXT_NAME}'"
+    if all(d.grade != REFUSE for d in differences):
+        choices += f" or '{CONTINUE}'"
+    return f"run_name {name!r} exists and is another run ({what}): choose another run_name, or {choices}"
+
+
+def encode(config: RunConfig, model: ModelHandle, node_id: str | None) -> tuple[dict[str, Any], list[str]]:
+    """The manifest of the dataset, with what was not cached encoded; and lines about the pictures."""
+    report = scan.scan_folder(config.dataset, progress=_bar(node_id))
+    with Encoders(model) as encoders:
+        manifest = cache.prepare(
+            report, config.dataset, encoders.cache, encode_images=encoders.encode_images,
+            encode_captions=encoders.encode_captions, vae_id=encoders.vae_id, text_id=encoders.text_id,
+            token_length=encoders.token_length, progress=_bar(node_id), run_dir=bridge.run_dir(config.name))
+    lines = [f"{len(report.samples)} pictures, {len(report.buckets())} sizes"]
+    if report.uncaptioned:
+        lines.append(f"{report.uncaptioned} pictures have no caption: trained with the trigger word, or their file name's words")
+    if report.skipped:
+        path, reason = report.skipped[0]
+        lines.append(f"{len(report.skipped)} pictures cannot be used, such as {path}: {reason}")
+    lines += [f"{path} {what}" for path, what in report.warnings[:5]]
+    return manifest, lines
+
+
+def _bar(node_id: str | None) -> Callable[..., None]:
+    bar = bridge.Progress(1, node_id)
+
+    def progress(*told: Any) -> None:  # (done, total), or what is done before them
+        bridge.throw_if_cancelled()
+        bar.update(*told[-2:])
+
+    return progress

@@ -1,0 +1,127 @@
+"""Train Steps' waiting: it ends on the target, on Cancel, on Pause and Stop, and when the run fails or its worker dies."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import bridge, pictures, registry
+from .handles import PreviewSettings, RunHandle
+
+if TYPE_CHECKING:
+    from ..trainer.client import WorkerClient
+    from ..trainer.run import RunDirectory
+
+log = logging.getLogger(__name__)
+POLL = 0.25
+"""Seconds that the wait for news takes at most: Cancel is heard this fast."""
+PARKING = 120.0
+"""Seconds to wait on Cancel for the step to end and VRAM to come back, before the prompt ends anyway."""
+
+
+@dataclass
+class Outcome:
+    handle: RunHandle
+    lines: list[str] = field(default_factory=list)
+    images: list[dict[str, str]] = field(default_factory=list)
+
+
+def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, node_id: str | None,
+          workflow_id: str = "") -> Outcome:
+    """Train the handle's run until ``handle.step + steps``; see ``Outcome.lines`` for what happened."""
+    run = registry.open_directory(handle)
+    target = handle.step + steps
+    reached = RunHandle(name=handle.name, uid=handle.uid, step=target)
+    at = run.status()["resume_step"]
+    routes = _routes()
+    if at >= target:
+        if routes is not None:
+            routes.note(run.path, node_id, workflow_id)
+        return Outcome(reached, [f"Nothing to train: run {run.name!r} is at step {at} and this node's target is {target} "
+                                 f"(step {handle.step} + {steps}). Raise steps to train further."])
+    if at < handle.step:
+        raise ValueError(f"run {run.name!r} is at step {at}, before the step {handle.step} that this node goes on from: "
+                         "its later steps were lost or rolled back; queue the graph again")
+    watching = contextlib.nullcontext() if routes is None else routes.watching(
+        run.path, node_id=node_id, workflow_id=workflow_id)
+    started = time.monotonic()
+    with watching, pictures.Sampler(run, previews) as sampler:
+        sampler.encode_prompts()
+        bridge.unload_models()
+        client = registry.cancellable(registry.client, run.name)
+        begun = client.status()
+        at = begun["step"]
+        images = _train(run, client, at, target, sampler, node_id)
+    losses = [loss for step, loss in run.losses() if step > at]
+    lines = [f"Trained run {run.name!r} from step {at} to {target} in {_duration(time.monotonic() - started)}"]
+    if losses:
+        lines[0] += f"; loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
+    lines.append(f"The run is at its target of {target}: queueing again trains nothing, raise steps to train further.")
+    return Outcome(reached, lines, images)
+
+
+def _train(run: RunDirectory, client: WorkerClient, start: int, target: int, sampler: pictures.Sampler,
+           node_id: str | None) -> list[dict[str, str]]:
+    bar = bridge.Progress(target - start, node_id)
+    images: list[dict[str, str]] = []
+    with _parked_on_error(client):
+        for stop in [*sampler.stops(start, target), target]:
+            client.train(target, pause_at=stop if stop < target else None)
+            _wait(client, start, stop, bar)
+            if sampler.due(stop):
+                taken = sampler.take(stop)
+                images += [bridge.ui_image(p) for p in taken]
+                bar.update(stop - start, target - start, pictures.thumbnail(taken))
+                bridge.unload_models()
+    return images
+
+
+def _wait(client: WorkerClient, start: int, stop: int, bar: bridge.Progress) -> None:
+    """Until the run is at ``stop``. Raises what ended it before."""
+    since = client.status()["last_event"]
+    while True:
+        status = client.status(since=since, wait=POLL)
+        since = status["last_event"]
+        bar.update(max(status["step"] - start, 0))
+        bridge.throw_if_cancelled()
+        state = status["state"]
+        if state == "failed":
+            raise RuntimeError(f"run {status['run']!r} failed at step {status['step']}: {status['error']}")
+        if state == "interrupted":
+            raise RuntimeError(f"the worker of run {status['run']!r} is gone at step {status['step']}: queue again to go on from "
+                               f"step {status['resume_step']} (worker.log in its folder says more)")
+        if state in ("paused", "finished", "stopped") and status["step"] >= stop:
+            return
+        if state in ("paused", "stopped"):  # by the panel, or by another client: as the user's Cancel
+            log.info("run %s was %s at step %d", status["run"], state, status["step"])
+            raise bridge.end_prompt()
+
+
+@contextlib.contextmanager
+def _parked_on_error(client: WorkerClient) -> Iterator[None]:
+    """Whatever ends the wait (Cancel is no ``Exception`` since 0.20): the run parks, so that VRAM comes back."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            parked = threading.Thread(target=client.pause, daemon=True)
+            parked.start()
+            parked.join(PARKING)
+        raise
+
+
+def _routes() -> Any:
+    from . import routes
+
+    return routes
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

@@ -1,0 +1,39 @@
+"""One server per ComfyUI version and test module; skipped, with a line that says so, where there is no ComfyUI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.comfyui.server import Install, Server, find_installs
+
+INSTALLS, LOOKED_AT = find_installs()
+NONE = f"no ComfyUI at {LOOKED_AT}: set COMFYUI_PATH to test against one"
+
+
+def pytest_report_header() -> str:
+    return "comfyui: " + (", ".join(f"{i.version} ({i.path})" for i in INSTALLS) or NONE)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "install" in metafunc.fixturenames:
+        missing = pytest.param(None, marks=pytest.mark.skip(reason=NONE), id="none")
+        metafunc.parametrize("install", INSTALLS or [missing], ids=lambda i: i.version if i else "none", scope="module",
+                             indirect=True)
+
+
+@pytest.fixture(scope="module")
+def install(request: pytest.FixtureRequest) -> Install:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def server(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    base: Path = tmp_path_factory.mktemp(f"comfyui-{install.version}")
+    running = Server(install, base)
+    try:
+        yield running
+    finally:
+        running.stop()

@@ -1,0 +1,148 @@
+"""A run as the panel wants it: a snapshot to begin with, then what is new since the last look.
+
+Reads the run directory only (its event file, from where it last stopped), so the worker is never disturbed. Everything
+here may be called from any thread, and blocks for as long as the disk does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..trainer.run import RunDirectory
+
+MOST_BINS = 2000
+"""Most points of a loss curve that a snapshot holds: about two for each pixel of a wide panel."""
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+_KEPT_FOLLOWERS = 4
+_KEPT_STATUSES = 500
+
+Bin = list[float]
+"""``[step, mean, low, high, count]``: ``count`` losses of the steps that end at ``step``."""
+
+
+def bins(points: Sequence[tuple[int, float]], most: int = MOST_BINS) -> list[Bin]:
+    """Merge ``(step, loss)`` points, in order, into at most ``most`` bins of equally many steps."""
+    size = max(1, -(-len(points) // most))
+    result: list[Bin] = []
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        values = [loss for _, loss in part]
+        result.append([part[-1][0], sum(values) / len(values), min(values), max(values), len(values)])
+    return result
+
+
+class Follower:
+    """One run directory and how far it has been reported."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = RunDirectory(path)
+        self._lock = threading.Lock()
+        self._reported = 0
+        self._step = 0
+
+    def snapshot(self) -> dict[str, Any]:
+        """``status``, ``n`` (number of the last event that it is sure to hold), ``losses`` (bins), ``samples``."""
+        status = self.run.status()  # first: losses that came since are no harm, missing ones are
+        points = [(step, loss) for step, loss in self.run.losses() if loss is not None]
+        return {"status": status, "n": status["last_event"], "losses": bins(points), "samples": samples(self.run.path)}
+
+    def begin(self) -> None:
+        """Count everything up to now as reported."""
+        with self._lock:
+            status = self.run.status()
+            self._reported, self._step = status["last_event"], status["step"]
+
+    def news(self) -> dict[str, Any]:
+        """The status, ``since`` and ``n`` (events since < number <= n are in this), new ``losses`` (bins of one).
+
+        ``reset`` says that steps were taken back or left out: the reader should take a snapshot instead.
+        """
+        with self._lock:
+            since = self._reported
+            reset = False
+            points: list[tuple[int, float]] = []
+            for event in self.run.events(since):
+                self._reported = event["n"]
+                if event["type"] == "step":
+                    self._step = event["step"]
+                    if event["loss"] is not None:
+                        points.append((event["step"], event["loss"]))
+                elif event["type"] in ("resumed", "rolled_back"):
+                    reset = reset or event["step"] < self._step
+                    self._step = event["step"]
+            reset = reset or len(points) > MOST_BINS
+            losses = [] if reset else [[step, loss, loss, loss, 1] for step, loss in points]
+            return {**self.run.status(), "since": since, "n": self._reported, "losses": losses, "reset": reset}
+
+
+def samples(run_dir: Path) -> list[dict[str, Any]]:
+    """The pictures in ``samples/``, by step: ``file`` and what its sidecar says (``step``, ``prompt`` ...)."""
+    found = []
+    folder = run_dir / "samples"
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.suffix.lower() in PICTURES:
+            try:
+                about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                about = {}
+            found.append({**(about if isinstance(about, dict) else {}), "file": path.name})
+    return sorted(found, key=lambda one: (one.get("step") or 0, one.get("index") or 0, one["file"]))
+
+
+def sample_path(run_dir: Path, name: str) -> Path | None:
+    """The picture ``name`` of the run, or None where there is none inside its ``samples`` folder."""
+    folder = (run_dir / "samples").resolve()
+    path = (folder / name).resolve()
+    inside = path.parent == folder and path.suffix.lower() in PICTURES
+    return path if inside and path.is_file() else None
+
+
+class Library:
+    """The runs of one home folder, with what was read of them kept while it is valid."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._followers: OrderedDict[Path, Follower] = OrderedDict()
+        self._statuses: OrderedDict[tuple[Path, int, int], dict[str, Any]] = OrderedDict()
+
+    def follower(self, path: Path) -> Follower:
+        """The follower that answers snapshots of this run; its event file is read only once."""
+        with self._lock:
+            follower = self._followers.get(path) or Follower(path)
+            self._followers[path] = follower
+            self._followers.move_to_end(path)
+            while len(self._followers) > _KEPT_FOLLOWERS:
+                self._followers.popitem(last=False)
+            return follower
+
+    def statuses(self, home: Path) -> list[dict[str, Any]]:
+        """The status of each run under ``home``, the last used first. A run that cannot be read is left out."""
+        found = []
+        for path in home.iterdir() if home.is_dir() else ():
+            try:
+                info = os.stat(path / "events.jsonl")
+                found.append((info.st_mtime_ns, self._status(path, (path, info.st_mtime_ns, info.st_size))))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                logging.warning("flux_fft: %s is left out of the list of runs: %s", path.name, error)
+        return [status for _, status in sorted(found, key=lambda one: one[0], reverse=True)]
+
+    def _status(self, path: Path, key: tuple[Path, int, int]) -> dict[str, Any]:
+        with self._lock:
+            if key in self._statuses:
+                return self._statuses[key]
+        status = RunDirectory(path).status()
+        if status["worker"] is None:  # else it changes without a word in the event file, when the worker goes
+            with self._lock:
+                self._statuses[key] = status
+                while len(self._statuses) > _KEPT_STATUSES:
+                    self._statuses.popitem(last=False)
+        return status

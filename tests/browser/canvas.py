@@ -1,0 +1,208 @@
+"""The real frontend in a real Chromium: opened, loaded with a workflow, looked at, and listened to for errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Response
+
+from tests.comfyui.server import PACK_NAME, Server
+
+ARTIFACTS = Path(__file__).parent / "artifacts"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]
+RENDERERS = ("classic", "vue")
+"""The LiteGraph canvas, and Nodes 2.0."""
+OURS = (f"/extensions/{PACK_NAME}/", "/flux_fft/", "flux_fft", "FluxFFT")
+
+
+def launch(playwright: Playwright) -> Browser:
+    assert CHROMIUM is not None
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+
+
+class Canvas:
+    """One browser page on a server."""
+
+    def __init__(self, browser: Browser, server: Server, *, renderer: str = "classic", theme: str = "dark") -> None:
+        self.server = server
+        self.renderer = renderer
+        self.problems: list[str] = []
+        """Console errors, exceptions and failed requests that concern the pack."""
+        self.requests: list[str] = []
+        """Requests to the pack's own routes, in order."""
+        server.post("/api/settings", {
+            "Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": renderer == "vue", "Comfy.ColorPalette": theme,
+            "Comfy.Workflow.WarnBeforeClose": False, "Comfy.Release.Status": "skipped",
+        })
+        self.page: Page = browser.new_page(viewport={"width": 1400, "height": 900}, device_scale_factor=2)
+        self.page.set_default_timeout(60_000)
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self._on_error(error.stack or str(error)))
+        self.page.on("response", self._on_response)
+        self.page.on("request", lambda r: self.requests.append(r.url) if "/flux_fft/" in r.url else None)
+        self.page.goto(f"http://127.0.0.1:{server.port}")
+        self.wait_ready()
+
+    def close(self) -> None:
+        self.page.close()
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        text = f"{message.type}: {message.text} ({message.location.get('url', '')})"
+        if message.type in ("error", "warning") and any(mark in text for mark in OURS):
+            self.problems.append(text)
+
+    def _on_error(self, stack: str) -> None:
+        if any(mark in stack for mark in OURS):
+            self.problems.append(f"exception: {stack}")
+
+    def _on_response(self, response: Response) -> None:
+        if response.status >= 400 and any(mark in response.url for mark in OURS):
+            self.problems.append(f"{response.status} {response.url}")
+
+    # -- the frontend
+
+    def wait_ready(self) -> None:
+        """Until the frontend has loaded the pack's extension and drawn its first graph."""
+        self.page.wait_for_function(
+            "() => window.app?.canvas?.graph && window.app.extensions.some((e) => e.name === 'FluxFFT')")
+        self.page.wait_for_timeout(1500)  # it loads its default or last graph after that
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.wait_ready()
+
+    def load(self, workflow: dict[str, Any]) -> None:
+        self.page.evaluate("async (workflow) => { await window.app.loadGraphData(workflow) }", workflow)
+        self.page.wait_for_timeout(500)
+
+    def show(self, *ids: int | str, scale: float = 1.0) -> None:
+        """Move the view so that the nodes (none: all) lie at its upper left, at this scale."""
+        self.page.evaluate(
+            """([ids, scale]) => {
+              const nodes = window.app.canvas.graph.nodes.filter((n) => !ids.length || ids.includes(String(n.id)))
+              const left = Math.min(...nodes.map((n) => n.pos[0]))
+              const top = Math.min(...nodes.map((n) => n.pos[1]))
+              window.app.canvas.ds.scale = scale
+              window.app.canvas.ds.offset = [90 / scale - left, 130 / scale - top]
+              window.app.canvas.setDirty(true, true)
+            }""", [[str(i) for i in ids], scale])
+        self.page.wait_for_timeout(400)
+
+    def fit(self) -> None:
+        """Show the whole graph."""
+        self.page.evaluate("""() => {
+          const nodes = window.app.canvas.graph.nodes
+          const left = Math.min(...nodes.map((n) => n.pos[0])), top = Math.min(...nodes.map((n) => n.pos[1])) - 40
+          const right = Math.max(...nodes.map((n) => n.pos[0] + n.size[0]))
+          const bottom = Math.max(...nodes.map((n) => n.pos[1] + n.size[1]))
+          const scale = Math.min(1, 1240 / (right - left), 720 / (bottom - top))
+          window.app.canvas.ds.scale = scale
+          window.app.canvas.ds.offset = [90 / scale - left, 110 / scale - top]
+          window.app.canvas.setDirty(true, true)
+        }""")
+        self.page.wait_for_timeout(600)
+
+    def screenshot(self, name: str) -> Path:
+        ARTIFACTS.mkdir(exist_ok=True)
+        path = ARTIFACTS / f"{name}-{self.server.install.version}-{self.renderer}.png"
+        self.page.screenshot(path=path)
+        return path
+
+    def queue(self) -> None:
+        """What the Run button does."""
+        self.page.evaluate("() => { window.app.queuePrompt(0) }")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """id, type, size, widget names and values, outputs and whether the type is known."""
+        return json.loads(self.page.evaluate("""() => JSON.stringify(window.app.canvas.graph.nodes.map((n) => ({
+          id: String(n.id), type: n.type, size: [...n.size], properties: n.properties,
+          known: n.type in window.LiteGraph.registered_node_types || n.type === 'Note' || n.type === 'MarkdownNote',
+          missing: n.has_errors === true,
+          widgets: (n.widgets ?? []).map((w) => [w.name, w.value]) })))"""))
+
+    def api_prompt(self) -> dict[str, Any]:
+        """The graph in API format, as the frontend sends it."""
+        return json.loads(self.page.evaluate("async () => JSON.stringify((await window.app.graphToPrompt()).output)"))
+
+    def saved(self) -> dict[str, Any]:
+        """The graph as Save writes it."""
+        return json.loads(self.page.evaluate("() => JSON.stringify(window.app.canvas.graph.serialize())"))
+
+    # -- the panel
+
+    def panel(self, node: int | str) -> Panel:
+        return Panel(self, str(node))
+
+
+class Panel:
+    """The status panel of a Train Steps node, read as a user sees it."""
+
+    def __init__(self, canvas: Canvas, node: str) -> None:
+        self.canvas, self.node = canvas, node
+
+    def read(self) -> dict[str, Any]:
+        """state, run, step, loss, perStep, left, line, pause and stop (whether they can be pressed), curve points."""
+        return json.loads(self.canvas.page.evaluate("""(id) => {
+          const node = window.app.canvas.graph.getNodeById(id)
+          const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot
+          const text = (css) => root.querySelector(css)?.textContent ?? null
+          const facts = [...root.querySelectorAll('dl > div')].map((d) => [
+            d.querySelector('dt').textContent, d.querySelector('dd').textContent])
+          return JSON.stringify({
+            ...Object.fromEntries(facts), state: text('.state'), run: text('.run-name'), line: text('p'),
+            pause: !root.querySelector('.pause').disabled, stop: !root.querySelector('.stop').disabled,
+            curve: (root.querySelector('.bold').getAttribute('d') ?? '').split('L').length,
+            last: root.querySelector('.steps span:last-child')?.textContent ?? '',
+            error: root.querySelector('p').classList.contains('is-error'),
+            box: (({ width, height, top, left }) => ({ width, height, top, left }))(
+              root.querySelector('.panel').getBoundingClientRect()),
+          })
+        }""", self.node))
+
+    def step(self) -> int:
+        """The step it shows; -1: none."""
+        text = (self.read()["step"] or "").split("/")[0].strip().replace(",", "")
+        return int(text) if text else -1
+
+    def wait(self, what: str, seconds: float = 60.0) -> dict[str, Any]:
+        """Until ``what``, JavaScript over ``p`` (what ``read`` gives) and ``step``, is true."""
+        deadline = int(seconds * 10)
+        for _ in range(deadline):
+            read = self.read()
+            step = int((read["step"] or "-1").split("/")[0].strip().replace(",", "") or -1)
+            if self.canvas.page.evaluate(f"([p, step]) => {what}", [read, step]):
+                return read
+            self.canvas.page.wait_for_timeout(100)
+        raise AssertionError(f"the panel did not come to show {what}: {self.read()}\n{self.canvas.server.tail(30)}")
+
+    def press(self, button: str) -> None:
+        """Click Pause or Stop as a user does, where it is drawn."""
+        spot = json.loads(self.canvas.page.evaluate("""([id, name]) => {
+          const node = window.app.canvas.graph.getNodeById(id)
+          const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot
+          const box = root.querySelector('.' + name).getBoundingClientRect()
+          return JSON.stringify([box.left + box.width / 2, box.top + box.height / 2])
+        }""", [self.node, button]))
+        self.canvas.page.mouse.click(*spot)
+
+    def cut_off(self) -> list[str]:
+        """Texts of the panel that are wider than their place, or lie outside the panel."""
+        return json.loads(self.canvas.page.evaluate("""(id) => {
+          const node = window.app.canvas.graph.getNodeById(id)
+          const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot
+          const panel = root.querySelector('.panel').getBoundingClientRect()
+          const found = []
+          for (const element of root.querySelectorAll('.state, button, dd, dt, .values span, .steps span')) {
+            if (!element.checkVisibility({ visibilityProperty: true }) || !element.textContent) continue
+            const box = element.getBoundingClientRect()
+            const out = box.left < panel.left - 1 || box.right > panel.right + 1 || box.bottom > panel.bottom + 1
+            const cut = element.clientWidth > 0 && element.scrollWidth > element.clientWidth + 1
+            if (out || cut) found.push(element.textContent)
+          }
+          return JSON.stringify(found)
+        }""", self.node))

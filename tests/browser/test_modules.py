@@ -1,0 +1,115 @@
+"""The panel's arithmetic, run in a real JavaScript engine without ComfyUI."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+WEB = Path(__file__).resolve().parents[2] / "web"
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    extensions_map = {".mjs": "text/javascript", ".html": "text/html"}
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def js(browser: Browser) -> Iterator[Callable[[str], Any]]:
+    """Evaluate an expression that may use the modules ``losses``, ``format``."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(WEB))) as files:
+        threading.Thread(target=files.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{files.server_port}/docs/")
+
+        def evaluate(expression: str) -> Any:
+            return json.loads(page.evaluate(
+                f"async () => {{ const losses = await import('/losses.mjs'), format = await import('/format.mjs');"
+                f" return JSON.stringify({expression}) }}"))
+
+        yield evaluate
+        page.close()
+        files.shutdown()
+
+
+def test_numbers_are_short_and_true(js: Callable[[str], Any]) -> None:
+    given = [0, 0.02134, 1.2549, 123.4, 3.5e-6, 1.2e-4, 250000, -0.5, None]
+    assert js(f"{json.dumps(given)}.map(format.figure)") == [
+        "0", "0.0213", "1.25", "123", "3.5e-6", "1.2e-4", "2.5e5", "-0.5", ""]
+    assert js("[0.0421, 0.42, 9.84, 9.96, 62.4].map(format.seconds)") == ["0.042 s", "0.42 s", "9.8 s", "10 s", "62 s"]
+    assert js("[0, 59.6, 61, 3599, 3600, 11100, 90000, -1].map(format.duration)") == [
+        "0 s", "1 min", "1 min", "1 h 00 min", "1 h 00 min", "3 h 05 min", "1 d 1 h", ""]
+    assert js("[0, 1500, 1234567].map(format.count)") == ["0", "1,500", "1,234,567"]
+
+
+def test_a_constant_stays_a_constant_and_a_step_is_followed(js: Callable[[str], Any]) -> None:
+    flat = js("losses.smooth(Array.from({length: 50}, (_, i) => [i + 1, 0.5, 0.5, 0.5, 1]), 20)")
+    assert flat == pytest.approx([0.5] * 50, abs=1e-12)
+    rise = js("losses.smooth(Array.from({length: 200}, (_, i) => [i + 1, +(i >= 100), 0, 1, 1]), 20)")
+    assert rise[99] == pytest.approx(0, abs=1e-12) and rise[199] > 0.999
+    assert rise[109] == pytest.approx(1 - (1 - 2 / 21) ** 10, abs=1e-3)
+
+
+def test_merged_bins_smooth_as_single_steps_do(js: Callable[[str], Any]) -> None:
+    single = js("losses.smooth(Array.from({length: 300}, (_, i) => [i + 1, 1 + (i >= 150), 0, 1, 1]), 30)")
+    merged = js("losses.smooth(Array.from({length: 100}, (_, i) => [3 * i + 3, 1 + (i >= 50), 0, 1, 3]), 30)")
+    assert merged == pytest.approx(single[2::3], abs=1e-9)
+
+
+def test_a_long_curve_is_merged_and_loses_nothing(js: Callable[[str], Any]) -> None:
+    kept = js("""(() => { const l = new losses.Losses()
+      for (let i = 1; i <= 9001; i++) l.append([[i, Math.sin(i), Math.sin(i), Math.sin(i), 1]])
+      const sum = (f) => l.bins.reduce((s, b) => s + f(b), 0)
+      return { most: l.bins.length, steps: sum((b) => b[4]), mean: sum((b) => b[1] * b[4]) / 9001,
+               low: Math.min(...l.bins.map((b) => b[2])), high: Math.max(...l.bins.map((b) => b[3])),
+               last: l.lastStep } })()""")
+    values = [math.sin(i) for i in range(1, 9002)]
+    assert kept["most"] <= 2000 and kept["steps"] == 9001 and kept["last"] == 9001
+    assert kept["mean"] == pytest.approx(sum(values) / 9001, abs=1e-9)
+    assert kept["low"] == pytest.approx(min(values), abs=1e-9) and kept["high"] == pytest.approx(max(values), abs=1e-9)
+
+
+def test_steps_that_are_known_are_not_counted_twice(js: Callable[[str], Any]) -> None:
+    assert js("""(() => { const l = new losses.Losses([[1, 5, 5, 5, 1], [2, 4, 4, 4, 1]])
+      l.append([[2, 9, 9, 9, 1], [3, 3, 3, 3, 1], [4, null, null, null, 1]])
+      return l.bins.map((b) => b.slice(0, 2)) })()""") == [[1, 5], [2, 4], [3, 3]]
+
+
+def test_the_range_shows_the_curve_and_not_one_spike(js: Callable[[str], Any]) -> None:
+    low, high = js("""(() => { const bins = Array.from({length: 200}, (_, i) => {
+      const v = i === 60 ? 50 : 0.4 + 0.1 * Math.sin(i)
+      return [i + 1, v, v, v, 1] })
+      return losses.valueRange(bins, bins.map(() => 0.4)) })()""")
+    assert 0.2 < low < 0.31 and 0.49 < high < 0.6
+    low, high = js("losses.valueRange([[1, 2, 2, 2, 1], [2, 2, 2, 2, 1]], [2, 2])")
+    assert low < 2 < high
+
+
+@pytest.mark.parametrize("low, high", [(0, 1), (0.213, 0.498), (-3, 12345), (1e-7, 3e-7), (0.4, 0.40001)])
+def test_ticks_are_few_round_and_inside(js: Callable[[str], Any], low: float, high: float) -> None:
+    found = js(f"losses.ticks({low}, {high})")
+    assert 2 <= len(found) <= 5 and found == sorted(found)
+    assert low - 1e-12 <= found[0] and found[-1] <= high + 1e-12
+
+
+def test_ten_thousand_points_draw_within_a_frame(js: Callable[[str], Any]) -> None:
+    took = js("""await (async () => { const { LossChart } = await import('/chart.mjs')
+      const bins = Array.from({length: 10000}, (_, i) => { const v = Math.random(); return [i + 1, v, v, v, 1] })
+      const l = new losses.Losses(bins), chart = new LossChart(); document.body.append(chart.element)
+      const times = []
+      for (let i = 0; i < 15; i++) { const t = performance.now()
+        l.append([[10001 + i, .5, .5, .5, 1]])
+        chart.draw(l.bins)
+        chart.element.getBoundingClientRect(); times.push(performance.now() - t) }
+      return times.sort((a, b) => a - b)[7] })()""")
+    assert took < 16

@@ -1,0 +1,201 @@
+"""What the panel's server side makes of a run directory: bins, snapshots, news, pictures, and what is sent when."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config import DatasetConfig, ModelConfig, RunConfig
+from trainer.run import RunDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _load(name: str) -> types.ModuleType:
+    """A module of ``nodes/`` without the package's ``__init__``, which needs ComfyUI."""
+    for package, path in (("flux_fft_pack", ROOT), ("flux_fft_pack.nodes", ROOT / "nodes")):
+        if package not in sys.modules:
+            module = types.ModuleType(package)
+            module.__path__ = [str(path)]
+            sys.modules[package] = module
+    return importlib.import_module(f"flux_fft_pack.nodes.{name}")
+
+
+follow = _load("follow")
+pusher = _load("pusher")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    config = RunConfig(name="r", model=ModelConfig(flux="f.safetensors"), dataset=DatasetConfig(folder="d"))
+    return RunDirectory.create(tmp_path / "r", config, {"format": 1, "samples": []})
+
+
+def _train(run: RunDirectory, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        run.append("step", step=step, loss=1.0 / step, lr=1e-6, seconds=0.5)
+
+
+def _replay(snapshot: dict, *news: dict) -> list[tuple[float, float]]:
+    """What a reader ends up with: the rule of web/store.mjs."""
+    known, points = snapshot["n"], [(b[0], b[1]) for b in snapshot["losses"]]
+    for one in news:
+        assert one["since"] <= known and not one["reset"]
+        points += [(b[0], b[1]) for b in one["losses"] if not points or b[0] > points[-1][0]]
+        known = one["n"]
+    return points
+
+
+@given(st.lists(st.floats(-10, 10), max_size=400), st.integers(1, 50))
+def test_bins_keep_every_step_the_mean_and_the_extremes(losses: list[float], most: int) -> None:
+    points = list(enumerate(losses, start=1))
+    merged = follow.bins(points, most)
+    assert len(merged) <= most
+    assert sum(b[4] for b in merged) == len(points)
+    if points:
+        assert merged[-1][0] == points[-1][0]
+        assert sum(b[1] * b[4] for b in merged) == pytest.approx(sum(losses), abs=1e-9)
+        assert min(b[2] for b in merged) == min(losses)
+        assert max(b[3] for b in merged) == max(losses)
+
+
+def test_snapshot_and_news_together_give_the_curve(run: RunDirectory) -> None:
+    _train(run, 1, 5)
+    reader = follow.Follower(run.path)
+    reader.begin()
+    _train(run, 6, 7)
+    snapshot = follow.Follower(run.path).snapshot()
+    first = reader.news()
+    _train(run, 8, 9)
+    second = reader.news()
+    assert [b[0] for b in first["losses"]] == [6, 7] and [b[0] for b in second["losses"]] == [8, 9]
+    assert second["since"] == first["n"]
+    assert _replay(snapshot, first, second) == run.losses() and second["step"] == 9
+
+
+def test_going_back_asks_the_reader_to_begin_anew(run: RunDirectory) -> None:
+    reader = follow.Follower(run.path)
+    reader.begin()
+    _train(run, 1, 6)
+    assert not reader.news()["reset"]
+    run.append("resumed", step=4)
+    _train(run, 5, 5)
+    assert reader.news()["reset"]
+    assert [b[0] for b in reader.snapshot()["losses"]] == [1, 2, 3, 4, 5]
+    run.append("resumed", step=5)
+    _train(run, 6, 6)
+    assert not reader.news()["reset"], "resuming at the last step takes nothing back"
+
+
+def test_a_loss_that_is_no_number_is_left_out(run: RunDirectory) -> None:
+    reader = follow.Follower(run.path)
+    reader.begin()
+    run.append("step", step=1, loss=float("nan"), lr=1e-6, seconds=0.5)
+    _train(run, 2, 3)
+    assert [b[0] for b in reader.news()["losses"]] == [2, 3]
+    assert [b[0] for b in reader.snapshot()["losses"]] == [2, 3]
+
+
+def test_pictures_are_listed_by_step_and_only_those_inside_are_served(run: RunDirectory) -> None:
+    for name, step in (("b.png", 20), ("a.png", 100)):
+        (run.path / "samples" / name).write_bytes(b"picture")
+        (run.path / "samples" / name).with_suffix(".json").write_text(f'{{"step": {step}, "prompt": "p"}}')
+    (run.path / "samples" / "c.png").write_bytes(b"no sidecar")
+    (run.path / "secret.png").write_bytes(b"outside")
+    assert [s["file"] for s in follow.samples(run.path)] == ["c.png", "b.png", "a.png"]
+    assert follow.sample_path(run.path, "a.png") == run.path.resolve() / "samples" / "a.png"
+    for name in ("../secret.png", "a.json", "missing.png", "", ".", "..", str(run.path / "secret.png")):
+        assert follow.sample_path(run.path, name) is None, name
+
+
+def test_a_link_out_of_the_samples_folder_is_not_served(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.png").write_bytes(b"x")
+    try:
+        (run.path / "samples" / "link.png").symlink_to(tmp_path / "elsewhere.png")
+    except OSError:
+        pytest.skip("this system makes no symbolic links")
+    assert follow.sample_path(run.path, "link.png") is None
+
+
+def test_list_of_runs_follows_the_disk(run: RunDirectory) -> None:
+    library = follow.Library()
+    (run.path.parent / "cache").mkdir()
+    assert [s["step"] for s in library.statuses(run.path.parent)] == [0]
+    _train(run, 1, 3)
+    assert [s["step"] for s in library.statuses(run.path.parent)] == [3]
+    assert library.statuses(run.path.parent / "missing") == []
+
+
+class Sent(list):
+    def __call__(self, event: str, data: dict) -> None:
+        assert event == "flux_fft.event"
+        self.append(data)
+
+    def wait_for(self, true: object, seconds: float = 3.0) -> None:
+        end = time.monotonic() + seconds
+        while not true(self):  # type: ignore[operator]
+            assert time.monotonic() < end, list(self)
+            time.sleep(0.01)
+
+
+def _threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "flux_fft_pusher"]
+
+
+def test_pusher_sends_changes_while_watched_then_ends(run: RunDirectory) -> None:
+    sent = Sent()
+    push = pusher.Pusher(sent, interval=0.02)
+    with push.watching(run.path, "7", "workflow"):
+        run.transition("preparing")
+        sent.wait_for(lambda s: s and s[-1]["places"] == [{"run": "r", "node_id": "7", "workflow_id": "workflow"}])
+        push.say(run.path, "opening")
+        sent.wait_for(lambda s: s[-1]["note"] == "opening")
+        _train(run, 1, 4)
+        sent.wait_for(lambda s: s[-1]["step"] == 4)
+    assert [b[0] for one in sent for b in one["losses"]] == [1, 2, 3, 4]
+    run_state = sent[-1]["n"]
+    sent.wait_for(lambda s: not _threads())
+    assert sent[-1]["n"] == run_state and sent[-1]["note"] == "", "the last event takes the note back"
+    before = len(sent)
+    time.sleep(0.2)
+    assert len(sent) == before, "nothing is sent when nothing is watched"
+
+
+def test_pusher_is_silent_while_nothing_changes_and_survives_a_missing_run(run: RunDirectory) -> None:
+    sent = Sent()
+    push = pusher.Pusher(sent, interval=0.02)
+    push.watch(run.path.parent / "not_there_yet")
+    push.watch(run.path)
+    sent.wait_for(lambda s: s)
+    time.sleep(0.2)
+    assert len(sent) == 1
+    push.unwatch(run.path)
+    push.unwatch(run.path.parent / "not_there_yet")
+    sent.wait_for(lambda s: not _threads())
+
+
+def test_news_of_a_long_run_is_cheap(run: RunDirectory) -> None:
+    rng = random.Random(0)
+    line = '{{"n": {n}, "t": 0, "type": "step", "step": {s}, "loss": {l:.6f}, "lr": 1e-06, "seconds": 1.0}}\n'
+    text = "".join(line.format(n=k + 2, s=k + 1, l=rng.random()) for k in range(20_000))
+    with open(run.path / "events.jsonl", "a", encoding="utf-8") as file:
+        file.write(text)
+    reader = follow.Follower(run.path)
+    reader.begin()
+    assert len(reader.snapshot()["losses"]) == follow.MOST_BINS
+    took = []
+    for step in range(20_001, 20_021):
+        run.append("step", step=step, loss=0.5, lr=1e-6, seconds=1.0)
+        begin = time.perf_counter()
+        assert len(reader.news()["losses"]) == 1
+        took.append(time.perf_counter() - begin)
+    assert sorted(took)[len(took) // 2] < 0.02

@@ -1,0 +1,59 @@
+// What a node had to say when it ran ("encoded 16 pictures, 2 without caption"), as lines on the node. The widget is
+// made with the first words, so that a graph that has not run stays small.
+
+import { make, setMinHeight } from './dom.mjs'
+import { SAID_STYLE } from './style.mjs'
+
+const LINE = 16
+const MOST_LINES = 8
+
+/** Lines of an `executed` message, or null where it has none. */
+export function linesOf(output) {
+  const text = output?.text
+  const lines = (Array.isArray(text) ? text : [text]).filter((line) => typeof line === 'string' && line.trim())
+  return lines.length ? lines : null
+}
+
+/** Show `lines` on a node that has no panel. */
+export function showLines(node, lines) {
+  const said = (node.fluxFFTSaid ??= new Said(node))
+  said.show(lines)
+}
+
+class Said {
+  constructor(node) {
+    this.node = node
+    this.lines = 1
+    this.element = make('div')
+    Object.assign(this.element.style, { width: '100%', height: '100%', contain: 'layout size' })
+    const root = this.element.attachShadow({ mode: 'open' })
+    this.box = make('div', 'said')
+    this.box.setAttribute('role', 'status')
+    root.append(make('style', '', SAID_STYLE), this.box)
+    const widget = node.addDOMWidget('said', 'flux_fft_said', this.element, {
+      serialize: false,
+      hideOnZoom: false,
+      getMinHeight: () => this.height,
+      getMaxHeight: () => this.height,
+      getValue: () => undefined,
+      setValue: () => {},
+    })
+    widget.serialize = false
+  }
+
+  get height() {
+    return this.lines * LINE + 16
+  }
+
+  show(lines) {
+    this.box.replaceChildren(...lines.map((line) => make('div', '', line)))
+    this.box.title = lines.join('\n')
+    // About how many rows the lines wrap to: the element cannot be measured where it is not drawn.
+    const perRow = Math.max(20, (this.node.size[0] - 40) / 6.2)
+    const rows = lines.reduce((sum, line) => sum + Math.ceil(line.length / perRow), 0)
+    this.lines = Math.min(MOST_LINES, rows)
+    setMinHeight(this.element, this.height)
+    const [width, height] = this.node.computeSize()
+    this.node.setSize([Math.max(this.node.size[0], width), Math.max(this.node.size[1], height)])
+  }
+}

@@ -1,0 +1,144 @@
+// What the browser knows of the runs: snapshots from /flux_fft/runs/NAME, kept up to date by numbered events. Nothing
+// is asked for by the clock: a panel asks once when it appears, and again after a lost connection.
+
+import { api } from '../../scripts/api.js'
+
+import { Losses } from './losses.mjs'
+import { TEXT } from './strings.mjs'
+
+const EVENT = 'flux_fft.event'
+
+/** One run: `status` as the server gives it, how far its events are known (`n`), and the newest that came (`seen`). */
+class Run {
+  constructor(name) {
+    this.name = name
+    this.n = -1
+    this.seen = -1
+    this.status = null
+    this.note = ''
+    this.held = false
+    this.losses = new Losses()
+    this.samples = []
+    this.request = ''
+    this.requestFailed = ''
+  }
+}
+
+class Runs extends EventTarget {
+  constructor() {
+    super()
+    this.byName = new Map()
+    this.online = true
+    this.asked = new Map()
+    api.addEventListener(EVENT, (event) => this._take(event.detail))
+    api.addEventListener('reconnecting', () => this._setOnline(false))
+    api.addEventListener('reconnected', () => this._setOnline(true))
+  }
+
+  get(name) {
+    return this.byName.get(name) ?? null
+  }
+
+  /** All runs, briefly, and where in a graph they were trained: {runs: [status], places: [{run, node_id, ...}]}. */
+  list() {
+    return this._once('runs', async () => (await this._json('/flux_fft/runs')) ?? { runs: [], places: [] })
+  }
+
+  /** Read a run's snapshot, whatever is known of it already. */
+  load(name) {
+    return this._once(`run ${name}`, async () => {
+      const run = this._make(name)
+      let snapshot = await this._json(address(name))
+      // Asked for before the newest event came: ask once more, so that nothing goes back in time.
+      if (snapshot && snapshot.n < run.seen) snapshot = await this._json(address(name))
+      if (!snapshot || snapshot.n < run.seen) return
+      run.n = run.seen = snapshot.n
+      run.losses.replace(snapshot.losses)
+      run.samples = snapshot.samples
+      this._settle(run, snapshot.status, snapshot)
+    })
+  }
+
+  /** Ask the worker of a run to pause or stop. `run.request` holds the wish until the run has followed it. */
+  async ask(name, action) {
+    const run = this._make(name)
+    run.request = action
+    run.requestFailed = ''
+    this._changed(run)
+    let failed = TEXT.notReached
+    try {
+      const answer = await api.fetchApi(`${address(name)}/${action}`, { method: 'POST' })
+      failed = answer.ok ? '' : ((await answer.json()).error ?? failed)
+    } catch {
+      // The server is away: `failed` says so.
+    }
+    run.requestFailed = failed
+    if (failed) run.request = ''
+    this._changed(run)
+    if (!failed) await this.load(name)
+  }
+
+  _make(name) {
+    if (!this.byName.has(name)) this.byName.set(name, new Run(name))
+    return this.byName.get(name)
+  }
+
+  _take(event) {
+    const run = this._make(event.run)
+    for (const place of event.places ?? []) {
+      this.dispatchEvent(new CustomEvent('place', { detail: { ...place, run: event.run } }))
+    }
+    // A run that was deleted and made anew counts its events anew.
+    if (run.status && run.status.uid !== event.uid) run.n = run.seen = -1
+    const missed = event.reset || event.since > run.n
+    if (event.n >= run.seen) {
+      run.seen = event.n
+      if (!missed) {
+        run.losses.append(event.losses)
+        run.n = event.n
+      }
+      this._settle(run, event, event)
+    }
+    if (missed) this.load(event.run)
+  }
+
+  _settle(run, status, about) {
+    run.status = status
+    run.note = about.note ?? ''
+    run.held = about.held === true
+    const moves = ['preparing', 'training'].includes(status.state)
+    const stopsYet = run.request === 'stop' && status.state === 'paused'
+    if (!moves && !run.held && !stopsYet) run.request = ''
+    this._changed(run)
+  }
+
+  _changed(run) {
+    this.dispatchEvent(new CustomEvent('change', { detail: run.name }))
+  }
+
+  _setOnline(online) {
+    this.online = online
+    this.dispatchEvent(new CustomEvent('online'))
+  }
+
+  /** One request for a key at a time: who asks meanwhile gets the same answer. */
+  _once(key, work) {
+    if (!this.asked.has(key)) this.asked.set(key, work().finally(() => this.asked.delete(key)))
+    return this.asked.get(key)
+  }
+
+  async _json(path) {
+    try {
+      const answer = await api.fetchApi(path)
+      return answer.ok ? await answer.json() : null
+    } catch {
+      return null // the server is away: 'reconnected' will ask again
+    }
+  }
+}
+
+function address(name) {
+  return `/flux_fft/runs/${encodeURIComponent(name)}`
+}
+
+export const runs = new Runs()

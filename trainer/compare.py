@@ -1,0 +1,99 @@
+"""What sets two descriptions of a run apart, and what that means for going on with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .config import ModelConfig, RunConfig, to_dict
+
+MAY_CHANGE = "may change"
+"""Taken with a message: nothing that was trained depends on it."""
+ASK = "ask"
+"""The user chooses: go on with the new setting, or begin another run."""
+REFUSE = "refuse"
+"""The weights of the run cannot be used under the new setting."""
+
+_ASKED = ("optimizer.kind", "optimizer.state_format", "optimizer.weight_precision")
+"""Settings on which the saved optimizer states and weights depend."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting that differs."""
+
+    name: str
+    """Dotted: ``optimizer.lr``."""
+    old: Any
+    new: Any
+    grade: str
+    """``MAY_CHANGE``, ``ASK`` or ``REFUSE``."""
+
+    def __str__(self) -> str:
+        return f"{self.name} was {self.old!r} and is {self.new!r}"
+
+
+def compare(old: RunConfig, new: RunConfig) -> list[Difference]:
+    """The differences, in the order of the settings; ``name`` is no difference.
+
+    Model files that were moved or renamed are told by their content. Another Flux asks, one of another architecture
+    is refused; another encoder, VAE or dataset asks; another optimizer asks, its hyper-parameters may change, as may
+    memory and recipe.
+    """
+    before, after = flat(old), flat(new)
+    found = []
+    for name, value in after.items():
+        if name == "name" or before[name] == value:
+            continue
+        if name.startswith(("model.", "dataset.folder")) and _same_place(before[name], value):
+            continue
+        found.append(Difference(name, before[name], value, _grade(name, before[name], value)))
+    return found
+
+
+def _grade(name: str, old: Any, new: Any) -> str:
+    if name == "model.flux" and _other_architecture(old, new):
+        return REFUSE
+    asked = name.startswith(("model.", "dataset.")) or name in _ASKED
+    return ASK if asked else MAY_CHANGE
+
+
+def _same_place(old: str, new: str) -> bool:
+    from .flux.variants import fingerprint
+
+    if not (os.path.exists(old) and os.path.exists(new)):
+        return False
+    try:
+        return os.path.samefile(old, new) or (os.path.isfile(old) and fingerprint(old) == fingerprint(new))
+    except (OSError, ValueError):
+        return False
+
+
+def _other_architecture(old: str, new: str) -> bool:
+    from .flux.variants import inspect_file
+
+    if not (os.path.isfile(old) and os.path.isfile(new)):
+        return False
+    return inspect_file(old).flux != inspect_file(new).flux
+
+
+def flat(config: RunConfig) -> dict[str, Any]:
+    """The settings by dotted name: ``{"optimizer.lr": 3.5e-6, ...}``."""
+    found: dict[str, Any] = {}
+    for name, value in to_dict(config).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": leaf for inner, leaf in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def relocate(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
+    """The config with ``change(path)`` in place of each path; empty ones stay empty."""
+    paths = {f.name: getattr(config.model, f.name) for f in dataclasses.fields(ModelConfig)}
+    model = ModelConfig(**{name: change(path) if path else "" for name, path in paths.items()})
+    dataset = dataclasses.replace(config.dataset, folder=change(config.dataset.folder))
+    return dataclasses.replace(config, model=model, dataset=dataset)

@@ -1,0 +1,294 @@
+"""The run directory: the single truth that survives both processes.
+
+::
+
+    NAME/
+        run.json        format, uid (new with every creation), rollbacks
+        config.json     the settings (trainer.config.RunConfig)
+        dataset.json    which cached latents and captions are trained
+        events.jsonl    what happened (trainer.events)
+        lock            held by the operating system for the worker that has the run open
+        worker.json     where that worker answers; worker.log its words
+        samples/        pictures sampled in training
+        state/          step-000500/: the save point, with save.json that lists its files
+        checkpoints/    exported weights
+
+No file in it names the directory itself: paths below it are stored relative to it, so it can be moved and copied.
+Whoever holds ``lock`` may change ``state/`` and move the run from state to state; anyone may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .compare import ASK, MAY_CHANGE, REFUSE, Difference, compare, flat, relocate
+from .config import FORMAT_VERSION, RunConfig, from_dict, to_dict
+from .events import OPEN_STATES, TRANSITIONS, EventLog
+from .savepoints import SavePoint, save_points, write_save_point
+
+__all__ = ["ASK", "MAY_CHANGE", "REFUSE", "Difference", "RunDirectory", "RunLocked", "SavePoint", "compare",
+           "find_runs", "identity"]
+
+log = logging.getLogger(__name__)
+
+
+class RunLocked(ValueError):
+    """Another process has the run open."""
+
+
+class RunDirectory:
+    """One run on disk. Safe to use from several threads; several processes may hold one of the same directory."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.abspath(path))
+        if not (self.path / "config.json").is_file():
+            raise ValueError(f"{self.path} is no run directory: it has no config.json")
+        found = self._facts().get("format")
+        if found != FORMAT_VERSION:
+            raise ValueError(f"{self.path} has format {found}, this program reads {FORMAT_VERSION}: use the version"
+                             " that wrote it")
+        self.log = EventLog(self.path / "events.jsonl")
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: RunConfig, dataset: dict[str, Any]) -> RunDirectory:
+        """Make the run at ``path`` (an existing folder may hold other files). ``ValueError`` where one is already."""
+        root = Path(os.path.abspath(path))
+        if (root / "config.json").exists():
+            raise ValueError(f"{root} already holds a run: choose another name or delete it")
+        try:
+            for folder in ("samples", "state", "checkpoints"):
+                (root / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"{root} cannot be made: {error.strerror or error}") from None
+        (root / "events.jsonl").unlink(missing_ok=True)  # of a creation that was cut short: config.json comes last
+        files.write_json(root / "run.json", {"format": FORMAT_VERSION, "uid": secrets.token_hex(8), "rollbacks": 0})
+        files.write_json(root / "dataset.json", dataset)
+        files.write_json(root / "config.json", to_dict(relocate(config, lambda p: _inside(p, root))))
+        run = cls(root)
+        run.transition("created")
+        return run
+
+    # -- what it is
+
+    @property
+    def name(self) -> str:
+        """The directory's name: a run that was moved or copied is called as it lies there."""
+        return self.path.name
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings as they are on disk now, with whole paths."""
+        stored = from_dict(RunConfig, files.read_json(self.path / "config.json"), "config.json")
+        return relocate(stored, lambda p: str(self.path / p))
+
+    @property
+    def dataset(self) -> dict[str, Any]:
+        """The manifest of cached samples (its ``cache`` is relative to the run directory unless absolute)."""
+        return files.read_json(self.path / "dataset.json")
+
+    @property
+    def uid(self) -> str:
+        """Differs between runs, also between one that was deleted and its successor of the same name."""
+        return str(self._facts()["uid"])
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the user has gone back to an earlier step."""
+        return int(self._facts()["rollbacks"])
+
+    def _facts(self) -> dict[str, Any]:
+        return files.read_json(self.path / "run.json")
+
+    def update(self, config: RunConfig, dataset: dict[str, Any] | None = None) -> list[str]:
+        """Take new settings; returns the names of those that changed. A worker takes them at its next ``train``."""
+        before, after = flat(self.config), flat(config)
+        changed = sorted(name for name in after if before.get(name) != after[name] and name != "name")
+        if dataset is not None and dataset != self.dataset:
+            files.write_json(self.path / "dataset.json", dataset)
+            changed.append("dataset.json")
+        if changed:
+            files.write_json(self.path / "config.json", to_dict(relocate(config, lambda p: _inside(p, self.path))))
+            self.append("config", changed=changed)
+        return changed
+
+    # -- what happened
+
+    def append(self, kind: str, *, durable: bool = False, **fields: Any) -> dict[str, Any]:
+        """Add a numbered, timed event; see ``trainer.events`` for the types."""
+        return self.log.append(kind, durable=durable, **fields)
+
+    def events(self, since: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
+        """Events numbered above ``since``."""
+        return self.log.events(since, limit)
+
+    def transition(self, state: str, **fields: Any) -> dict[str, Any]:
+        """Move the run to ``state`` (``target``, ``error``: where they belong to it), on the disk at once."""
+        with self.log.changed:
+            now = self.log.history().state
+            assert state in TRANSITIONS[now], f"a run cannot go from {now} to {state}"
+            return self.append("state", durable=True, state=state, **fields)
+
+    def losses(self) -> list[tuple[int, float]]:
+        """(step, loss) of every update that is part of the run's present; lost and repeated ones are left out."""
+        with self.log.changed:
+            return [(e["step"], e["loss"]) for e in self.log.history().steps]
+
+    def evals(self) -> list[tuple[int, float]]:
+        """(step, loss) at fixed noise and timesteps."""
+        with self.log.changed:
+            return [(e["step"], e["loss"]) for e in self.log.history().evals]
+
+    def status(self) -> dict[str, Any]:
+        """The run at this moment, from the disk alone: any process may ask, whether a worker lives or not.
+
+        ``step`` counts the updates made; ``resume_step`` is the step whose weights one gets by opening the run now:
+        lower than ``step`` when it was interrupted after its last save point.
+        """
+        # The lock first: a worker writes its last state before it lets go, so a free lock makes the state final.
+        alive = self.worker_alive()
+        with self.log.changed:
+            known = self.log.history().summary()
+        saved = self.latest_save_point()
+        if not alive and known["state"] in OPEN_STATES:
+            known["state"] = "interrupted"
+        config, rate = self.config, known["seconds_per_step"]
+        return {
+            "run": self.name,
+            **known,
+            "save_point_step": saved.step if saved else None,
+            "resume_step": known["step"] if alive else (saved.step if saved else 0),
+            "images_per_second": config.recipe.batch_size / rate if rate else None,
+            "worker": "alive" if alive else None,
+            "uid": self.uid,
+            "rollbacks": self.rollbacks,
+        }
+
+    # -- who has it open
+
+    @contextlib.contextmanager
+    def lock(self, wait: float = 2.0) -> Iterator[None]:
+        """Hold the run for this process. ``RunLocked`` if another has it; what a crash left half-written is removed.
+
+        ``wait``: seconds to try, because whoever only looks whether it is held holds it for an instant.
+        """
+        with open(self.path / "lock", "a+b") as file, files.exclusive(file, wait) as got:
+            if not got:
+                raise RunLocked(f"run {self.name!r} is open in another process: stop that first ({self.path})")
+            self.address_file.unlink(missing_ok=True)  # of a worker that did not get to remove it
+            self._sweep()
+            yield
+
+    def locked(self) -> bool:
+        """Whether a process has the run open."""
+        return files.is_locked(self.path / "lock")
+
+    @property
+    def address_file(self) -> Path:
+        """Where the worker that holds the lock answers."""
+        return self.path / "worker.json"
+
+    @property
+    def log_file(self) -> Path:
+        """What workers wrote to their standard error."""
+        return self.path / "worker.log"
+
+    def worker_alive(self) -> bool:
+        """Whether a worker has the run open (and not, say, an export that only reads a save point)."""
+        return self.address_file.exists() and self.locked()
+
+    # -- save points
+
+    def save_points(self) -> list[SavePoint]:
+        """The whole save points, oldest first."""
+        return save_points(self.path / "state")
+
+    def latest_save_point(self) -> SavePoint | None:
+        """The newest whole save point."""
+        points = self.save_points()
+        return points[-1] if points else None
+
+    def write_save_point(self, step: int, write: Callable[[Path], None], keep: int = 1) -> SavePoint:
+        """Make a save point from the files that ``write`` puts into a folder; see ``savepoints``. Needs the lock."""
+        return write_save_point(self.path / "state", step, write, keep)
+
+    def roll_back(self, step: int | None = None) -> SavePoint:
+        """Go back to the save point of ``step`` (None: the newest). Later ones are removed; ``rollbacks`` goes up."""
+        with self.lock():
+            points = self.save_points()
+            chosen = next((p for p in reversed(points) if step is None or p.step == step), None)
+            if chosen is None:
+                have = ", ".join(str(p.step) for p in points) or "none"
+                raise ValueError(f"run {self.name!r} has no save point of step {step}: it has {have}")
+            facts = self._facts()
+            files.write_json(self.path / "run.json", {**facts, "rollbacks": facts["rollbacks"] + 1})
+            for point in points[points.index(chosen) + 1 :]:
+                files.remove_tree(point.path)
+            self.append("rolled_back", durable=True, step=chosen.step)
+            if self.log.history().state != "stopped":
+                self.transition("stopped")
+            return chosen
+
+    def delete(self) -> None:
+        """Remove the run with all that is in its directory. ``RunLocked`` while a worker has it open."""
+        with self.lock():
+            # Without its config it is no run any more, should removing the rest be cut short.
+            (self.path / "config.json").unlink()
+        files.remove_tree(self.path)
+
+    def _sweep(self) -> None:
+        for folder in (self.path, self.path / "state"):
+            for name in _listdir(folder):
+                path = folder / name
+                try:
+                    # A client may be writing a config this very moment: a minute old is nobody's.
+                    if name.startswith(files.PART) and path.is_dir():
+                        files.remove_tree(path)
+                    elif name.startswith(files.PART) and time.time() - path.stat().st_mtime > 60:
+                        path.unlink()
+                except OSError as error:
+                    log.warning("the unfinished %s could not be removed: %s", name, error)
+
+
+def find_runs(folder: str | os.PathLike[str]) -> list[RunDirectory]:
+    """The runs directly below ``folder``, by name. Directories that are none, or of another format, are left out."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise ValueError(f"{root} is no folder: give the folder that holds the runs")
+    runs = []
+    for name in sorted(_listdir(root)):
+        if (root / name / "config.json").is_file():
+            try:
+                runs.append(RunDirectory(root / name))
+            except ValueError as error:
+                log.warning("%s", error)
+    return runs
+
+
+def identity(path: str | os.PathLike[str]) -> str:
+    """A text that changes when the run at ``path`` is created, deleted, made anew or rolled back, never by training."""
+    try:
+        run = RunDirectory(path)
+        return f"{run.uid}.{run.rollbacks}"
+    except ValueError:
+        return "none"
+
+
+def _listdir(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _inside(path: str, root: Path) -> str:
+    """``path`` relative to ``root`` where it lies below it, else absolute."""
+    whole = Path(os.path.abspath(path))
+    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(whole)

@@ -49,7 +49,7 @@ def _load_slice(group: Group, start: int, values: Tensor) -> None:
     storage = slice_storage(group.storage, start, padded, group.numel)
     whole = torch.zeros(padded - start)
     whole[: values.numel()] = values
-    load_master_(group.home[start:padded], storage, whole)
+    load_master_(group.home["weight"][start:padded], storage, whole)
 
 
 def export_entries(stages: Sequence[Stage], dtype: str) -> list[Entry]:
@@ -102,13 +102,15 @@ def save_state(stages: Sequence[Stage], directory: Path, *, step: int, rollbacks
 
 
 def load_state(stages: Sequence[Stage], directory: Path) -> int:
-    """Fill the arenas from what ``save_state`` wrote and return its step. All is checked before anything is changed."""
+    """Fill the arenas, which are parked, from what ``save_state`` wrote and return its step.
+
+    All is checked before anything is changed.
+    """
     counters = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
     files = [(stage, directory / f"{stage.name}.safetensors") for stage in stages]
     for stage, path in files:
         _check(stage, path)
     for stage, path in files:
-        stage.arena.park()
         with TensorFile(path) as file:
             for group in stage.arena.groups:
                 for name, tensor in _state_tensors(group).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from .config import RunConfig
 from .data.batches import Dataset, batch_indices
 from .flux.model import build_meta, flux_params, patchify
 from .flux.variants import require_flux
-from .memory.arena import Slots
+from .memory.conveyor import Conveyor, Keeper
 from .memory.plan import Plan, resolve
+from .memory.streams import Streams, streams_for
 from .optim.base import spec_from_config
 from .walk import MicroBatch, Stage, build_stages, predict_head, walk_back, walk_out
 from .weights import Entry
@@ -52,7 +54,14 @@ class Trainer:
     """
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, *, dataset: dict[str, Any], rollbacks: int = 0, plan: Plan | None = None
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        *,
+        dataset: dict[str, Any],
+        rollbacks: int = 0,
+        plan: Plan | None = None,
+        streams: Streams | None = None,
     ):
         self.config, self.rollbacks = config, rollbacks
         self.data = Dataset(dataset, run_dir)
@@ -63,14 +72,17 @@ class Trainer:
         base = torch.float32 if config.optimizer.weight_precision == "f32" else torch.bfloat16
         self.dtype = base
         self.model = build_meta(params, base).to_empty(device="cpu").requires_grad_(True)
-        self.slots = Slots(self.device)
+        self.conveyor = Conveyor(self.device, streams or streams_for(self.device))
+        self.keeper = Keeper(self.conveyor, offload=self.plan.activation_offload)
         spec = spec_from_config(config.optimizer, config.recipe.training_seed)
-        self.stages: list[Stage] = build_stages(self.model, config.recipe, spec, self.slots, self.plan.blocks_to_swap)
+        swapped = self.plan.blocks_to_swap
+        self.stages: list[Stage] = build_stages(self.model, config.recipe, spec, self.conveyor, swapped)
         checkpoint.load_weights(self.stages, config.model.flux, self.info)
         self.step = 0
         """Updates done since the run began."""
-        self.torn = False
-        """Whether an update was cut short: some blocks are a step ahead of others, and nothing may be saved."""
+        self.updated: list[str] = []
+        """Stages that the step under way has updated. Not empty between steps only if one was cut short: these stages
+        are then a step ahead of the others (each is whole), and nothing may be saved."""
 
     def train_step(self) -> StepReport:
         """One update of all weights. Raises ``NonFiniteLoss`` before any weight has changed."""
@@ -81,20 +93,23 @@ class Trainer:
         levels = [flow.timestep(recipe, self.data.shapes[i], *c) for i, c in zip(samples, counters, strict=True)]
         micros = self._micro_batches(samples, levels, counters)
 
-        *_, head = self.stages
-        walk_out(self.stages[:-1], micros, self._keep)
-        for m in micros:
-            m.kept.append(m.hidden)
-        for stage in reversed(self.stages):
-            with stage.arena.weights(changing=True):
-                for i, m in enumerate(micros):
-                    walk_back(stage, m, add=i > 0)
-                if stage is head:
-                    loss = self._finite_loss(micros, samples, levels, step)
-                    self.torn = True
-                stage.arena.update(lr=lr, step=step)
+        *body, head = self.stages
+        back = [head, *reversed(body)]
+        arenas = [stage.arena for stage in back]
+        self.keeper.clear()
+        self.conveyor.begin([*(stage.arena for stage in body), *arenas], updates=arenas)
+        walk_out(self.conveyor, body, micros, self.keeper)
+        for stage in back:
+            with self.conveyor.visit(stage.arena):
+                for m in reversed(micros):
+                    with self._inputs(stage, m) as inputs:
+                        walk_back(stage, m, inputs, add=m is not micros[-1])
+            if stage is head:
+                loss = self._finite_loss(micros, samples, levels, step)
+            stage.arena.update(lr=lr, step=step)
+            self.updated.append(stage.name)
 
-        self.step, self.torn = step, False
+        self.step, self.updated = step, []
         return StepReport(
             step=step,
             loss=loss,
@@ -108,8 +123,10 @@ class Trainer:
     def predict(self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor, guidance: Tensor | None) -> Tensor:
         """Velocity of the weights as they are: float32 on the CPU, [B, C, h, w] like ``x``; see ``Flux.forward``."""
         m = self._micro_batch(x, timestep, context, pooled, guidance)
-        walk_out(self.stages[:-1], [m], None)
-        with self.stages[-1].arena.weights():
+        *body, head = self.stages
+        self.conveyor.begin([stage.arena for stage in self.stages])
+        walk_out(self.conveyor, body, [m])
+        with self.conveyor.visit(head.arena):
             return predict_head(self.model, m.hidden, m).float().cpu()
 
     @torch.no_grad()
@@ -121,35 +138,43 @@ class Trainer:
         total = 0.0
         for i, level in zip(samples, levels, strict=True):
             (m,) = self._micro_batches([i], [level], [("evaluate", i)], train=False)
-            walk_out(self.stages, [m], None)
+            self.conveyor.begin([stage.arena for stage in self.stages])
+            walk_out(self.conveyor, self.stages, [m])
             assert m.losses is not None
             total += float(m.losses.sum())
         return total / len(samples)
 
     def entries(self, dtype: str) -> list[Entry]:
         """The weights under their file names, for ``weights.write_safetensors``: exact masters, cast to ``dtype``."""
+        self.conveyor.streams.synchronize()
         return checkpoint.export_entries(self.stages, dtype)
 
     def save(self, directory: Path) -> None:
         """Write the full state into an existing, empty folder."""
         assert not self.torn, "a half-updated step is never saved"
+        self.conveyor.streams.synchronize()
         checkpoint.save_state(self.stages, directory, step=self.step, rollbacks=self.rollbacks)
 
     def load(self, directory: Path) -> None:
         """Take up the state that ``save`` wrote. A folder that does not fit raises ``ValueError``."""
+        self.conveyor.park()
         self.step = checkpoint.load_state(self.stages, directory)
-        self.torn = False
+        self.updated = []
 
     def park(self) -> None:
         """Give the device's memory back; the next use takes it again."""
-        for stage in self.stages:
-            stage.arena.park()
-        self.slots.free()
+        self.conveyor.park()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _keep(self, t: Tensor) -> Tensor:
-        return t.to("cpu") if self.plan.activation_offload else t
+    @property
+    def torn(self) -> bool:
+        """Whether a step was cut short after some of its updates."""
+        return bool(self.updated)
+
+    def _inputs(self, stage: Stage, m: MicroBatch) -> AbstractContextManager[tuple[Tensor, ...]]:
+        """What the stage was given on the way out: for the last one that is what ``m`` still carries."""
+        return nullcontext(m.hidden) if stage is self.stages[-1] else self.keeper.taken()
 
     def _micro_batches(
         self, samples: Sequence[int], levels: Sequence[float], counters: Sequence[tuple], *, train: bool = True

@@ -9,7 +9,7 @@ travel once however large the batch is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from .config import RecipeConfig
 from .flow import sample_losses
 from .flux.model import Flux, unpatchify
-from .memory.arena import Arena, Slots
+from .memory.arena import Arena
+from .memory.conveyor import Conveyor, Keeper
 from .optim.base import UpdateSpec
 
 Hidden = tuple[Tensor, ...]
@@ -46,7 +47,6 @@ class MicroBatch:
     share: float = 1.0
     """Weight of each sample's loss in the batch's: one over the batch size."""
     hidden: Hidden = ()
-    kept: list[Hidden] = field(default_factory=list)
     upstream: Hidden = ()
     """Gradients of the batch's loss with respect to the outputs of the stage about to be walked back."""
     losses: Tensor | None = None
@@ -62,7 +62,7 @@ class Stage:
     arena: Arena
 
 
-def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, slots: Slots, swapped: int) -> list[Stage]:
+def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, conveyor: Conveyor, swapped: int) -> list[Stage]:
     """The stages of ``model`` in order: before the blocks, each block, after them.
 
     The first ``swapped`` blocks live in host memory between uses: they wait longest between the
@@ -76,7 +76,7 @@ def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, slots: Slo
         nonlocal seen
         own = [(n, p) for n, p in named.items() if n.startswith(prefix)]
         seen += len(own)
-        return Arena(own, spec, slots, resident=resident)
+        return Arena(own, spec, conveyor, resident=resident)
 
     def embed(_: Hidden, m: MicroBatch) -> Hidden:
         return model.embed(m.tokens, m.context, m.timestep, m.pooled, m.guidance)
@@ -100,7 +100,7 @@ def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, slots: Slo
     embedding = Arena(
         [(n, p) for n, p in named.items() if not n.startswith(("double_", "single_", "final_"))],
         spec,
-        slots,
+        conveyor,
         resident=True,
     )
     seen += len(embedding.parameters)
@@ -123,23 +123,23 @@ def predict_head(model: Flux, hidden: Hidden, m: MicroBatch) -> Tensor:
     return unpatchify(tokens, *m.latent_size)
 
 
-def walk_out(stages: Sequence[Stage], micros: Sequence[MicroBatch], keep: Callable[[Tensor], Tensor] | None) -> None:
-    """Carry every micro-batch through ``stages`` without gradients; ``keep`` stores inputs for the way back."""
+def walk_out(
+    conveyor: Conveyor, stages: Sequence[Stage], micros: Sequence[MicroBatch], keeper: Keeper | None = None
+) -> None:
+    """Carry every micro-batch through ``stages`` without gradients; ``keeper`` keeps their inputs for the way back."""
     with torch.no_grad():
         for stage in stages:
-            with stage.arena.weights():
+            with conveyor.visit(stage.arena):
                 for m in micros:
-                    if keep is not None:
-                        m.kept.append(tuple(keep(t) for t in m.hidden))
+                    if keeper is not None:
+                        keeper.put(m.hidden)
                     m.hidden = stage.run(m.hidden, m)
 
 
-def walk_back(stage: Stage, m: MicroBatch, *, add: bool) -> None:
-    """Compute ``stage`` again for ``m`` with gradients; its parameters' are put into (``add``: onto) its arena's."""
-    device = m.tokens.device
-    inputs = m.kept.pop()
+def walk_back(stage: Stage, m: MicroBatch, inputs: Hidden, *, add: bool) -> None:
+    """Compute ``stage`` again from its ``inputs``, with gradients; they go into (``add``: onto) the flat gradient."""
     with torch.enable_grad():
-        leaves = [t.to(device).detach().requires_grad_() for t in inputs]
+        leaves = [t.detach().requires_grad_() for t in inputs]
         outputs = stage.run(tuple(leaves), m)
         upstream = m.upstream or tuple(torch.ones_like(t) for t in outputs)
         gradients = torch.autograd.grad(outputs, leaves + stage.arena.parameters, upstream)

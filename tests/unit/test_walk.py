@@ -15,16 +15,17 @@ SCHNELL = FluxParams(**{**TINY.__dict__, "guidance_embed": False})
 def walked(trainer: Trainer, samples, levels, counters):
     """Gradients of every parameter by the engine's walk, without the updates."""
     micros = trainer._micro_batches(samples, levels, counters)
-    walk_out(trainer.stages[:-1], micros, trainer._keep)
+    arenas = [stage.arena for stage in trainer.stages]
+    trainer.conveyor.begin([*arenas[:-1], *reversed(arenas)])
+    walk_out(trainer.conveyor, trainer.stages[:-1], micros, trainer.keeper)
     found = {}
-    for m in micros:
-        m.kept.append(m.hidden)
     for stage in reversed(trainer.stages):
-        with stage.arena.weights():
-            for i, m in enumerate(micros):
-                walk_back(stage, m, add=i > 0)
+        with trainer.conveyor.visit(stage.arena):
+            for m in reversed(micros):
+                with trainer._inputs(stage, m) as inputs:
+                    walk_back(stage, m, inputs, add=m is not micros[-1])
             for group in stage.arena.groups:
-                flat = trainer.slots.take("gradient", group.dtype, group.numel)
+                flat = trainer.conveyor.gradient(group.dtype, group.numel)
                 found |= {p.name: p.view(flat).clone() for p in group.pieces}
     return found, float(torch.cat([m.losses for m in micros]).mean())
 

@@ -1,27 +1,35 @@
-"""Flat memory for the parameters of one stage of the walk: weights, master residuals, states, gradients.
+"""Flat memory for the parameters of one stage of the walk: weights, master residuals, states.
 
 A stage (a transformer block, or the layers before or after them) keeps the parameters of one dtype
 in one flat tensor, each parameter starting on a multiple of 256 elements. So a block travels
 between host and device in a few large copies and is updated by a few large operations, and the
 modules see ordinary parameters, which are views.
+
+An update writes everything anew, into spare memory of the same layout that then takes the old one's
+place: a fault in the middle leaves the whole stage as it was.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..optim.base import UpdateSpec, make_storage, slice_storage, update_chunk_
+from ..optim.base import UpdateSpec, slice_storage, storage_layout, update_chunk_
+from .pools import Layout, layout
+from .streams import COMPUTE, DOWN, UP, Buffer
+
+if TYPE_CHECKING:
+    from .conveyor import Conveyor
 
 ALIGN = 256
 """Elements: every parameter starts on a multiple of this, the block size of the packed state formats."""
 CHUNK = 1 << 22
-"""Elements that are updated at once: bounds the extra memory of an update."""
+"""Elements whose states travel and are updated at once."""
 
 
 @dataclass(frozen=True)
@@ -37,36 +45,16 @@ class Piece:
         return flat[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)
 
 
-class Slots:
-    """Device memory that the stages share, sized to the largest: gradients, and the weights of swapped stages."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.sizes: dict[tuple[str, torch.dtype], int] = {}
-        self.tensors: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def reserve(self, kind: str, dtype: torch.dtype, numel: int) -> None:
-        """Ask for room for ``numel`` elements; before the first ``take``."""
-        self.sizes[kind, dtype] = max(numel, self.sizes.get((kind, dtype), 0))
-
-    def take(self, kind: str, dtype: torch.dtype, numel: int) -> Tensor:
-        """The first ``numel`` elements of that slot; what another stage left in it is still there."""
-        key = (kind, dtype)
-        if key not in self.tensors:
-            element = torch.float32 if kind == "gradient" else dtype
-            self.tensors[key] = torch.empty(self.sizes[key], dtype=element, device=self.device)
-        return self.tensors[key][:numel]
-
-    def free(self) -> None:
-        """Give the memory back; the next ``take`` allocates it again."""
-        self.tensors.clear()
-
-
 class Group:
-    """The parameters of one dtype in one stage. ``home`` is their place in host memory."""
+    """The parameters of one dtype in one stage.
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: UpdateSpec, slots: Slots, *, resident: bool):
-        self.spec, self.slots, self.resident = spec, slots, resident
+    ``home`` is the host's buffer: ``weight`` and the optimizer's storage. ``here`` is the device's
+    copy of the weights while there is one; where the device is the host and the stage is resident,
+    it is ``home`` itself.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: UpdateSpec, conveyor: Conveyor, resident: bool):
+        self.spec, self.conveyor, self.resident = spec, conveyor, resident
         self.dtype = named[0][1].dtype
         self.pieces: list[Piece] = []
         start = 0
@@ -75,98 +63,157 @@ class Group:
             start += -(-parameter.numel() // ALIGN) * ALIGN
         self.numel = start
         self.key = zlib.crc32(named[0][0].encode())
-        self.home = torch.zeros(self.numel, dtype=self.dtype)
-        self.storage = make_storage(spec, self.numel, self.dtype, torch.device("cpu"))
-        self.weight: Tensor | None = None
-        self._point_at(self.home)
-        slots.reserve("gradient", self.dtype, self.numel)
-        if not resident:
-            slots.reserve("weight", self.dtype, self.numel)
+        self.weight_layout: Layout = layout({"weight": (self.dtype, (self.numel,))})
+        self.home_layout = self.weight_layout + layout(storage_layout(spec, self.numel, self.dtype))
+        self.home = conveyor.host.make(self.home_layout)
+        self.here: Buffer | None = None
+        self._point_at(self.home["weight"])
+        conveyor.reserve_gradient(self.dtype, self.numel)
 
     @property
     def current(self) -> Tensor:
         """The weights as they are now, flat: on the device while they are there, else at home."""
-        return self.home if self.weight is None else self.weight
+        return (self.here or self.home)["weight"]
+
+    @property
+    def storage(self) -> dict[str, Tensor]:
+        """The optimizer's storage, flat, in host memory."""
+        return {name: t for name, t in self.home.tensors.items() if name != "weight"}
+
+    @property
+    def shares_home(self) -> bool:
+        """Whether the weights are used where they lie: a resident stage on the CPU."""
+        return self.resident and not self.conveyor.streams.staged
 
     def bring(self) -> None:
-        """Put the weights where the arithmetic is and point the module's parameters at them."""
-        if self.weight is not None:
+        """Send the weights to the device, unless they are there."""
+        if self.here is not None:
             return
-        device = self.slots.device
-        if not self.resident:
-            self.weight = self.slots.take("weight", self.dtype, self.numel)
-            self.weight.copy_(self.home)
+        if self.shares_home:
+            self.here = self.home
         else:
-            self.weight = self.home.to(device)
-        self._point_at(self.weight)
+            streams, self.here = self.conveyor.streams, self.conveyor.device.take(self.weight_layout)
+            with streams.use(UP, reads=[self.home], writes=[self.here]):
+                streams.copy(UP, self.here["weight"], self.home["weight"])
+        self._point_at(self.here["weight"])
 
-    def send_home(self, *, changed: bool) -> None:
-        """Let go of the device's copy, after writing it home if it has ``changed``."""
-        if self.weight is None:
-            return
-        if changed and self.weight is not self.home:
-            self.home.copy_(self.weight)
-        self.weight = None
-        self._point_at(self.home)
+    def leave(self, *, write_home: bool) -> None:
+        """Let go of the device's copy; ``write_home``: the host's is not the same."""
+        if self.here is not None and self.here is not self.home:
+            if write_home:
+                self._send_weights(self.here, self.home)
+            self.conveyor.device.give(self.weight_layout, self.here)
+        self.here = None
+        self._point_at(self.home["weight"])
 
-    def _point_at(self, flat: Tensor) -> None:
-        for piece in self.pieces:
-            piece.parameter.data = piece.view(flat)
+    def _send_weights(self, source: Buffer, target: Buffer) -> None:
+        streams = self.conveyor.streams
+        with streams.use(DOWN, reads=[source], writes=[target]):
+            streams.copy(DOWN, target["weight"], source["weight"])
 
     def take_gradients(self, gradients: Sequence[Tensor], *, add: bool) -> None:
         """Copy the parameters' gradients into the flat gradient (``add``: on top of what is there)."""
-        flat = self.slots.take("gradient", self.dtype, self.numel)
+        flat = self.conveyor.gradient(self.dtype, self.numel)
         views = [piece.view(flat) for piece in self.pieces]
         if add:
             torch._foreach_add_(views, [g.float() for g in gradients])
             return
         torch._foreach_copy_(views, list(gradients))
-        gaps = [
-            flat[p.start + p.parameter.numel() : -(-(p.start + p.parameter.numel()) // ALIGN) * ALIGN]
-            for p in self.pieces
-            if p.parameter.numel() % ALIGN
-        ]
+        ends = [(p.start + p.parameter.numel()) for p in self.pieces]
+        gaps = [flat[end : -(-end // ALIGN) * ALIGN] for end in ends if end % ALIGN]
         if gaps:
             torch._foreach_zero_(gaps)
 
-    def update(self, *, lr: float, step: int) -> None:
-        """One optimizer step from the flat gradient, chunk by chunk: states come, are used and go home."""
-        weight, device = self.current, self.slots.device
-        gradient = self.slots.take("gradient", self.dtype, self.numel)
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Start and stop of each part whose states travel at once."""
         for start in range(0, self.numel, CHUNK):
-            stop = min(start + CHUNK, self.numel)
-            at_home = slice_storage(self.storage, start, stop, self.numel)
-            here = {name: t.to(device) for name, t in at_home.items()}
-            update_chunk_(
-                self.spec, weight[start:stop], gradient[start:stop], here, lr=lr, step=step, offset=start, key=self.key
-            )
-            for name, t in here.items():
-                if t is not at_home[name]:
-                    at_home[name].copy_(t)
+            yield start, min(start + CHUNK, self.numel)
+
+    def step(self, *, lr: float, step: int) -> tuple[Buffer, Buffer]:
+        """One optimizer step from the flat gradient into spare buffers, which are returned: home's and here's.
+
+        Nothing of the group itself has changed when it returns, or raises; ``commit`` puts the new
+        buffers in the old ones' place.
+        """
+        assert self.here is not None
+        host, device, streams = self.conveyor.host, self.conveyor.device, self.conveyor.streams
+        home = host.take(self.home_layout)
+        here = home if self.here is self.home else device.take(self.weight_layout)
+        gradient = self.conveyor.gradient(self.dtype, self.numel)
+        try:
+            for start, stop in self.chunks():
+                weight = here["weight"][start:stop]
+                with (
+                    self.conveyor.states(self, start, stop, home) as (states, buffers),
+                    streams.use(COMPUTE, reads=[self.here], writes=[here, *buffers]),
+                ):
+                    weight.copy_(self.here["weight"][start:stop])
+                    update_chunk_(self.spec, weight, gradient[start:stop], states,
+                                  lr=lr, step=step, offset=start, key=self.key)  # fmt: skip
+            if not self.resident:
+                self._send_weights(here, home)
+        except BaseException:
+            self._give_back(home, here)
+            raise
+        return home, here
+
+    def commit(self, home: Buffer, here: Buffer) -> None:
+        """Put the buffers that ``step`` returned in the place of the old ones, which become spare."""
+        assert self.here is not None
+        old_home, old_here = self.home, self.here
+        self.home, self.here = home, here
+        self._point_at(here["weight"])
+        self._give_back(old_home, old_here)
+
+    def _give_back(self, home: Buffer, here: Buffer) -> None:
+        self.conveyor.host.give(self.home_layout, home)
+        if here is not home:
+            self.conveyor.device.give(self.weight_layout, here)
+
+    def home_slice(self, buffer: Buffer, start: int, stop: int) -> dict[str, Tensor]:
+        """Views of the storage of elements ``start`` to ``stop`` in one of this group's home buffers."""
+        storage = {name: t for name, t in buffer.tensors.items() if name != "weight"}
+        return slice_storage(storage, start, stop, self.numel)
+
+    def _point_at(self, flat: Tensor) -> None:
+        for piece in self.pieces:
+            piece.parameter.data = piece.view(flat)
 
 
 class Arena:
     """All parameters of one stage, in one group for each dtype."""
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: UpdateSpec, slots: Slots, *, resident: bool):
+    def __init__(
+        self, named: Sequence[tuple[str, nn.Parameter]], spec: UpdateSpec, conveyor: Conveyor, *, resident: bool
+    ):
         by_dtype: dict[torch.dtype, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in named:
             by_dtype.setdefault(parameter.dtype, []).append((name, parameter))
-        self.groups = [Group(group, spec, slots, resident=resident) for group in by_dtype.values()]
+        self.groups = [Group(group, spec, conveyor, resident) for group in by_dtype.values()]
         self.parameters = [piece.parameter for group in self.groups for piece in group.pieces]
         self.resident = resident
+        self.layout = tuple(group.weight_layout for group in self.groups)
+        """Stages of equal layout can use each other's device memory."""
+        conveyor.arenas.append(self)
 
-    @contextmanager
-    def weights(self, *, changing: bool = False) -> Iterator[None]:
-        """The stage's weights are on the device inside this block. ``changing``: they are written home after it."""
+    @property
+    def is_here(self) -> bool:
+        """Whether the weights are on the device, or on their way."""
+        return all(group.here is not None for group in self.groups)
+
+    def bring(self) -> None:
+        """Send the weights to the device, unless they are there."""
         for group in self.groups:
             group.bring()
-        try:
-            yield
-        finally:
-            if not self.resident:
-                for group in self.groups:
-                    group.send_home(changed=changing)
+
+    def leave(self, *, write_home: bool = False) -> None:
+        """Let go of the device's copy of the weights."""
+        for group in self.groups:
+            group.leave(write_home=write_home)
+
+    def buffers(self) -> list[Buffer]:
+        """The device's buffers of weights."""
+        return [group.here for group in self.groups if group.here is not None]
 
     def take_gradients(self, gradients: Sequence[Tensor], *, add: bool) -> None:
         """Gradients in the order of ``parameters``."""
@@ -176,11 +223,14 @@ class Arena:
             start += len(group.pieces)
 
     def update(self, *, lr: float, step: int) -> None:
-        """One optimizer step of every parameter from the gradients taken."""
-        for group in self.groups:
-            group.update(lr=lr, step=step)
-
-    def park(self) -> None:
-        """Bring resident weights home and let go of the device's copy."""
-        for group in self.groups:
-            group.send_home(changed=True)
+        """One optimizer step of every parameter from the gradients taken: all of them, or none if it raises."""
+        done: list[tuple[Group, Buffer, Buffer]] = []
+        try:
+            for group in self.groups:
+                done.append((group, *group.step(lr=lr, step=step)))
+        except BaseException:
+            for group, home, here in done:
+                group._give_back(home, here)
+            raise
+        for group, home, here in done:
+            group.commit(home, here)

@@ -1,0 +1,120 @@
+"""Streams that copy and compute at the same time, and the order between them.
+
+Work is put on one of three streams: ``UP`` (host to device), ``COMPUTE`` and ``DOWN`` (device to
+host). A stream runs its own work in order; between streams the order comes from what the work
+touches: every ``Buffer`` remembers who wrote it last and who has read it since, and ``use`` waits
+for the ones that matter. So each arrow between the streams has its event, and none is written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+UP, COMPUTE, DOWN = "up", "compute", "down"
+Event = Any
+
+
+class Buffer:
+    """Tensors that are written and read together, by whichever stream's turn it is."""
+
+    __slots__ = ("read", "tensors", "written")
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self.tensors = dict(tensors)
+        self.written: Event | None = None
+        """When the last write is over."""
+        self.read: dict[str, Event] = {}
+        """By stream: when its last read since then is over."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+class Streams:
+    """The CPU's: host and device are the same memory, and everything is done at once and in order."""
+
+    staged = False
+    """Whether the device has memory of its own, so that states must be brought to it."""
+
+    @contextmanager
+    def use(self, stream: str, *, reads: Sequence[Buffer] = (), writes: Sequence[Buffer] = ()) -> Iterator[None]:
+        """Work inside the block runs on ``stream``, after all that it depends on and before all that depends on it."""
+        for buffer in reads:
+            self.wait(stream, buffer.written)
+        for buffer in writes:
+            self.wait(stream, buffer.written)
+            for event in buffer.read.values():
+                self.wait(stream, event)
+        try:
+            yield
+        finally:
+            done = self.record(stream)
+            for buffer in reads:
+                buffer.read[stream] = done
+            for buffer in writes:
+                buffer.written, buffer.read = done, {}
+
+    def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
+        """Put a copy on ``stream``; inside ``use``."""
+        target.copy_(source)
+
+    def wait(self, stream: str, event: Event | None) -> None:
+        """Hold ``stream`` until ``event``."""
+
+    def record(self, stream: str) -> Event | None:
+        """The event of all that is on ``stream`` by now."""
+
+    def synchronize(self) -> None:
+        """Return when all three are idle: from then on, the host may look."""
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Host memory that can be copied while the device computes, with the same content."""
+        return tensor
+
+
+class CudaStreams(Streams):
+    """A GPU's."""
+
+    staged = True
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._side = {UP: torch.cuda.Stream(device), DOWN: torch.cuda.Stream(device)}
+
+    def _stream(self, name: str) -> torch.cuda.Stream:
+        return self._side.get(name) or torch.cuda.current_stream(self.device)
+
+    def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self._stream(stream)):
+            target.copy_(source, non_blocking=True)
+
+    def wait(self, stream: str, event: Event | None) -> None:
+        if event is not None:
+            self._stream(stream).wait_event(event)
+
+    def record(self, stream: str) -> Event:
+        event = torch.cuda.Event()
+        event.record(self._stream(stream))
+        return event
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+
+class BlockingStreams(CudaStreams):
+    """A GPU's, with every copy waited for, as a plain ``.to()`` does: what the overlap is measured against."""
+
+    def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
+        torch.cuda.synchronize(self.device)
+        target.copy_(source)
+        torch.cuda.synchronize(self.device)
+
+
+def streams_for(device: torch.device) -> Streams:
+    """The streams of a device."""
+    return CudaStreams(device) if device.type == "cuda" else Streams()

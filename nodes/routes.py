@@ -1,17 +1,18 @@
 """The panel's server side: HTTP routes under ``/flux_fft/`` and the websocket's ``flux_fft.event``.
 
-=============================  ======================================================================================
-``GET runs``                   ``runs`` (status of each, the last used first), ``places`` (which node shows which run)
-``GET runs/NAME``              snapshot: ``status``, ``n``, ``losses`` (``follow.bins``), ``samples``, ``note``, ``held``
-``GET runs/NAME/samples/FILE`` a picture
-``POST runs/NAME/pause|stop``  asks the run's worker; answers once it is paused, or saved and gone
-``flux_fft.event``             status, ``since``, ``n``, ``losses``, ``reset``, ``note``, ``held``, ``places``
-=============================  ======================================================================================
+==============================  ====================================================================================
+``GET runs``                    ``runs`` (status of each, the last used first), ``places`` (which node shows which)
+``GET runs/NAME``               snapshot: ``status``, ``n``, ``losses`` (``follow.bins``), ``samples`` and ``about``
+``GET runs/NAME/samples/FILE``  a picture
+``POST runs/NAME/pause|stop``   asks the run's worker; answers once it is paused, or saved and gone
+``flux_fft.event``              the status and ``about``, with ``since``, ``n``, ``losses``, ``reset``, ``places``
+==============================  ====================================================================================
 
-``note`` is what the node that trains the run does now; ``held``: such a node waits for it. A reader takes a snapshot (all
-events up to ``n``), then events: one whose ``since`` is above what it knows means that it missed some, and takes a new
-snapshot. Failures are answered as ``{"error": one line}``. Whatever blocks runs in threads of its own, never on ComfyUI's
-event loop. Importing this registers the routes where a server is; it loads no torch.
+``about`` is two fields: ``note``, what the node that trains the run does now, and ``held``, whether such a node waits.
+A reader takes a snapshot (all events up to ``n``), then events: one whose ``since`` is above what it knows means that
+it missed some, and takes a new snapshot. Failures are answered as ``{"error": one line}``. Whatever blocks runs in
+threads of its own, never on ComfyUI's event loop. Importing this registers the routes where a server is; it loads no
+torch.
 """
 
 from __future__ import annotations

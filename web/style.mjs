@@ -12,7 +12,7 @@ export const STYLE = `
   display: flex; flex-direction: column; gap: 6px;
   width: 100%; height: 100%; min-width: 0; overflow: hidden;
   padding: 8px 10px; border-radius: 6px;
-  background: var(--component-node-widget-background, var(--comfy-input-bg, #222)); color: var(--ink);
+  background: color-mix(in srgb, var(--comfy-menu-bg, #222) 60%, var(--comfy-input-bg, #222)); color: var(--ink);
   font: 12px/1.35 Inter, system-ui, sans-serif; font-variant-numeric: tabular-nums;
   user-select: none;
 }
@@ -63,18 +63,19 @@ dd { margin: 0; font-weight: 600; min-height: 16px; }
 dd:empty::before { content: '-'; color: var(--dim); font-weight: 400; }
 dt { color: var(--dim); font-size: 10px; }
 
-p { flex: none; margin: 0; min-height: 16px; color: var(--dim); overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-p.is-error {
-  color: var(--error-text, #ff6b6b); white-space: normal; overflow-wrap: anywhere;
+p {
+  flex: none; margin: 0; min-height: 16px; color: var(--dim); overflow: hidden; overflow-wrap: anywhere;
   display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
 }
+p.is-error { color: var(--error-text, #ff6b6b); }
 `
 
 export const SAID_STYLE = `
 :host { display: block; }
 .said {
   box-sizing: border-box; width: 100%; height: 100%; overflow: auto; padding: 6px 10px; border-radius: 6px;
-  background: var(--component-node-widget-background, var(--comfy-input-bg, #222)); color: var(--input-text, #ddd);
+  background: color-mix(in srgb, var(--comfy-menu-bg, #222) 60%, var(--comfy-input-bg, #222));
+  color: var(--input-text, #ddd);
   font: 12px/16px Inter, system-ui, sans-serif; overflow-wrap: anywhere; user-select: text;
 }
 `

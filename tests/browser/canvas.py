@@ -146,7 +146,7 @@ class Panel:
         self.canvas, self.node = canvas, node
 
     def read(self) -> dict[str, Any]:
-        """state, run, step, loss, perStep, left, line, pause and stop (whether they can be pressed), curve points."""
+        """state, run, step, loss, per step, left, line; whether pause, stop can be pressed; points of the curve."""
         return json.loads(self.canvas.page.evaluate("""(id) => {
           const node = window.app.canvas.graph.getNodeById(id)
           const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot

@@ -1,0 +1,198 @@
+"""The panel over a real run: the demo graph is queued on the real canvas, watched, reloaded, paused, stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.canvas import RENDERERS, Canvas
+from tests.comfyui.server import Server
+
+DEMO = Path(__file__).resolve().parents[2] / "example_workflows" / "demo.json"
+MANY = 1_000_000
+"""More steps than are trained while a test lasts."""
+
+
+def skip_old_vue(server: Server, renderer: str) -> None:
+    if renderer == "vue" and not server.install.at_least(0, 20):
+        pytest.skip("Nodes 2.0 is not finished in this frontend")
+
+
+def demo(page: Canvas, run: str, steps: int) -> str:
+    """Load the demo graph under this run name; returns the id of its first Train Steps, whose steps are set."""
+    workflow = json.loads(DEMO.read_text(encoding="utf-8"))
+    page.load(workflow)
+    return page.page.evaluate("""([run, steps]) => {
+      const set = (node, name, value) => {
+        const widget = node.widgets.find((w) => w.name === name)
+        widget.value = value
+        widget.callback?.(value)
+      }
+      const nodes = window.app.canvas.graph.nodes
+      set(nodes.find((n) => n.type === 'FluxFFTStart'), 'run_name', run)
+      const train = nodes.filter((n) => n.type === 'FluxFFTTrainSteps').sort((a, b) => a.pos[0] - b.pos[0])[0]
+      set(train, 'steps', steps)
+      window.app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState?.()
+      return String(train.id)
+    }""", [run, steps])
+
+
+def wait_idle(server: Server, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        queue = server.get("/queue")
+        if not queue["queue_running"] and not queue["queue_pending"]:
+            return
+        assert time.monotonic() < end, f"the prompt did not end\n{server.tail(30)}"
+        time.sleep(0.1)
+
+
+def stop(server: Server, run: str) -> None:
+    server.post(f"/flux_fft/runs/{run}/stop", {})
+    wait_idle(server)
+
+
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_without_a_run_the_panel_says_so_and_keeps_quiet(
+        canvas: Callable[..., Canvas], server: Server, renderer: str) -> None:
+    skip_old_vue(server, renderer)
+    page = canvas(renderer=renderer)
+    train = demo(page, "never_started", 100)
+    page.show(train)
+    shown = page.panel(train).wait("p.state === 'No run yet'")
+    assert not shown["pause"] and not shown["stop"] and shown["run"] == ""
+    page.screenshot("panel-no-run")
+    asked = len(page.requests)
+    page.page.wait_for_timeout(4000)
+    assert len(page.requests) == asked, page.requests
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_a_run_is_followed_live_across_a_reload_and_paused_and_stopped(
+        canvas: Callable[..., Canvas], server: Server, renderer: str, theme: str) -> None:
+    skip_old_vue(server, renderer)
+    page = canvas(renderer=renderer, theme=theme)
+    run = f"live_{renderer}_{theme}"
+    train = demo(page, run, MANY)
+    page.show(train)
+    panel = page.panel(train)
+    page.queue()
+    try:
+        panel.wait("p.state === 'Training' && step > 30", 180)
+        assert panel.read()["run"] == run
+        lags = [_lag(page, panel, run) for _ in range(12)]
+        assert max(lags) < 1.5 and sorted(lags)[6] < 1.0, lags
+        page.screenshot(f"panel-training-{theme}")
+        assert panel.cut_off() == []
+
+        before = panel.read()
+        page.reload()
+        begin = time.monotonic()
+        after = panel.wait(f"p.state === 'Training' && p.run === '{run}'", 10)
+        assert time.monotonic() - begin < 5
+        assert _step(after) >= _step(before) and after["curve"] >= min(before["curve"], 500)
+        panel.wait(f"step > {_step(after)}", 10)
+        page.show(train)
+
+        panel.press("pause")
+        paused = panel.wait("p.state === 'Paused'", 30)
+        wait_idle(server, 30)
+        page.page.wait_for_timeout(1500)
+        page.screenshot(f"panel-paused-{theme}")
+        paused = panel.read()
+        assert not paused["pause"] and paused["stop"] and not paused["error"]
+        assert _step(paused) == server.steps(run)[-1]
+
+        page.queue()
+        panel.wait(f"p.state === 'Training' && step > {_step(paused)}", 60)
+        panel.press("stop")
+        stopped = panel.wait("p.state === 'Stopped'", 60)
+        wait_idle(server, 30)
+        assert not stopped["pause"] and not stopped["stop"]
+        page.screenshot(f"panel-stopped-{theme}")
+        asked = len(page.requests)
+        page.page.wait_for_timeout(3000)
+        assert len(page.requests) == asked, "quiet when nothing runs"
+        # Every step once, none lost and none twice, through all of this.
+        steps = server.steps(run)
+        assert steps == list(range(1, len(steps) + 1)) and _step(panel.read()) == len(steps)
+    finally:
+        stop(server, run)
+
+
+def _step(read: dict[str, Any]) -> int:
+    return int(read["step"].split("/")[0].strip().replace(",", ""))
+
+
+def _lag(page: Canvas, panel: Any, run: str) -> float:
+    """Seconds since the first step that the panel does not show yet was made."""
+    shown = panel.step()
+    now = time.time()
+    page.page.wait_for_timeout(150)
+    late = [e["t"] for e in page.server.events(run) if e["type"] == "step" and e["step"] > shown and e["t"] < now]
+    return now - late[0] if late else 0.0
+
+
+def test_a_finished_run_and_one_that_is_queued_again_say_so(canvas: Callable[..., Canvas], server: Server) -> None:
+    page = canvas()
+    train = demo(page, "short", 12)
+    page.show(train)
+    panel = page.panel(train)
+    page.queue()
+    try:
+        finished = panel.wait("p.state === 'Finished'", 180)
+        assert finished["step"] == "12 / 12" and finished["curve"] == 12
+        wait_idle(server)
+        trained = server.steps("short")
+        page.queue()
+        page.page.wait_for_timeout(2500)
+        wait_idle(server)
+        assert server.steps("short") == trained
+        assert panel.read()["state"] == "Finished"
+        saved = page.saved()
+        node = next(n for n in saved["nodes"] if str(n["id"]) == train)
+        assert node["properties"]["flux_fft_run"] == "short" and len(node["widgets_values"]) == 1
+        assert set(page.api_prompt()[train]["inputs"]) <= {"run", "steps", "previews", "after"}
+    finally:
+        stop(server, "short")
+
+
+def test_another_workflow_with_the_same_node_ids_does_not_take_the_run(
+        canvas: Callable[..., Canvas], server: Server) -> None:
+    page = canvas()
+    train = demo(page, "mine", MANY)
+    page.queue()
+    try:
+        page.panel(train).wait("p.state === 'Training' && step > 3", 180)
+        other = json.loads(DEMO.read_text(encoding="utf-8"))
+        other["id"] = "00000000-0000-4000-8000-000000000000"
+        next(n for n in other["nodes"] if n["type"] == "FluxFFTStart")["widgets_values"][0] = "other"
+        page.load(other)
+        page.page.wait_for_timeout(2500)
+        assert page.panel(train).read()["state"] == "No run yet"
+    finally:
+        stop(server, "mine")
+
+
+def test_routes_refuse_what_is_not_there(server: Server) -> None:
+    def status(path: str, method: str = "GET") -> int:
+        try:
+            request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", method=method)
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            assert json.load(error)["error"] and error.code in (400, 404, 409)
+            return error.code
+
+    assert status("/flux_fft/runs") == 200
+    assert status("/flux_fft/runs/missing") == 404
+    assert status("/flux_fft/runs/%2e%2e") == 400
+    assert status("/flux_fft/runs/..%2f..%2fuser") == 400
+    assert status("/flux_fft/runs/missing/pause", "POST") == 404

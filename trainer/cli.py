@@ -1,0 +1,259 @@
+"""The command line. Answers go to stdout; a user's error is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import faulthandler
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from .launch import EXIT_LOCKED, LOG_FORMAT
+from .progress import duration
+from .run import RunDirectory, RunLocked, find_runs
+
+USER_ERROR = 2
+IDLE_MINUTES = "FLUX_FFT_IDLE_MINUTES"
+"""Environment variable: minutes without work after which a worker saves and exits."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"{self.prog}: {message} (--help tells more)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the console's code page lacks is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
+    args = _parser(arguments).parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    from .client import WorkerDied, WorkerError
+
+    try:
+        return args.command(args)
+    except (ValueError, WorkerDied, WorkerError) as error:
+        sys.stderr.write(" ".join(str(error).split()) + "\n")
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m trainer", description="Fine-tune all weights of Flux.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Any, text: str, *, json_too: bool = False) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        if json_too:
+            sub.add_argument("--json", action="store_true", help="print one line of JSON")
+        return sub
+
+    sub = add("train", _train, "Train a run until a step, in this process.", json_too=True)
+    sub.add_argument("run_dir", nargs="?", metavar="RUN_DIR")
+    sub.add_argument("--config", metavar="FILE", help="settings of a new run: RunConfig as JSON, with run_dir and"
+                                                      " dataset_manifest; paths are relative to the file")
+    sub.add_argument("--until", type=_count, required=True, metavar="N", help="step to train until; a run that is"
+                                                                            " there already is left alone")
+    sub.add_argument("--save-every", type=_count, metavar="STEPS", help="steps between save points, for this time")
+
+    sub = add("status", _status, "Show where a run stands.", json_too=True)
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+
+    sub = add("runs", _runs, "List the runs in a folder.", json_too=True)
+    sub.add_argument("folder", metavar="DIR", nargs="?", default=os.environ.get("FLUX_FFT_HOME", "output/flux_fft"))
+
+    sub = add("export", _export, "Write a run's weights as a checkpoint for others to load.", json_too=True)
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub.add_argument("--out", required=True, metavar="FILE", help="file to write (.safetensors)")
+    sub.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16")
+    sub.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    sub.add_argument("--title", help="title in the file's metadata (the run's name)")
+
+    sub = add("pause", _pause, "Stop a run within one step; it stays in memory and gives back its VRAM.")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub = add("stop", _stop, "Stop a run within one step, save it and free its memory.")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+
+    sub = add("inspect", _inspect, "Say what a model file is, and whether it can be trained.", json_too=True)
+    sub.add_argument("file", metavar="FILE")
+
+    sub = add("worker", _worker, "Serve a run to ComfyUI or to other commands (they start it by themselves).")
+    sub.add_argument("run_dir", metavar="RUN_DIR")
+    sub.add_argument("--idle-exit", type=float, default=60 * float(os.environ.get(IDLE_MINUTES, "10")),
+                     metavar="SECONDS", help=f"save and exit after so long without work (${IDLE_MINUTES}, 10 minutes)")
+    sub.add_argument("--idle-park", type=float, default=10.0, metavar="SECONDS",
+                     help="give back the VRAM after so long without work (10)")
+
+    # These bring their own arguments, and some of them torch: only the one that is meant is loaded.
+    for name, text in _PLUGINS.items():
+        sub = add(name, None, text)
+        if name in arguments[:1]:
+            module = _plugin(name)
+            module.add_arguments(sub)
+            sub.set_defaults(command=module.main)
+    return parser
+
+
+_PLUGINS = {
+    "demo": "Train the tiny demo model on drawn shapes, from nothing to pictures.",
+    "scan": "Look through a folder of pictures and captions.",
+}
+
+
+def _plugin(name: str) -> ModuleType:
+    if name == "demo":
+        from . import demo
+
+        return demo
+    from .data import scan
+
+    return scan
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _report(status: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print(json.dumps(status))
+        return
+    at = f"step {status['step']}" + (f" of {status['target']}" if status["target"] is not None else "")
+    parts = [f"{status['run']}: {status['state']} at {at}"]
+    if status["loss"] is not None:
+        parts.append(f"loss {status['loss']:.4f}")
+    if status["state"] == "training" and status["seconds_left"] is not None:
+        parts.append(f"{status['seconds_per_step']:.2f} s/step, {duration(status['seconds_left'])} left")
+    saved = status["save_point_step"]
+    parts.append(f"saved at step {saved}" if saved is not None else "no save point")
+    if status["error"]:
+        parts.append(status["error"])
+    _print(", ".join(parts))
+
+
+def _train(args: argparse.Namespace) -> int:
+    from .headless import train
+
+    if not (args.run_dir or args.config):
+        raise ValueError("train needs a run directory, or --config FILE for a new run")
+    code, status = train(args)
+    _report(status, args.json)
+    if status["state"] == "failed":
+        sys.stderr.write(f"{status['error']}\n")
+    return code
+
+
+def _status(args: argparse.Namespace) -> int:
+    _report(RunDirectory(args.run_dir).status(), args.json)
+    return 0
+
+
+def _runs(args: argparse.Namespace) -> int:
+    found = [run.status() for run in find_runs(args.folder)]
+    if args.json:
+        _print(json.dumps(found))
+    else:
+        for status in found:
+            _report(status, False)
+        if not found:
+            _print(f"no runs in {args.folder}")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from .client import open_run
+
+    run = RunDirectory(args.run_dir)
+    extra = {"modelspec.title": args.title} if args.title else {}
+    if run.worker_alive():
+        with open_run(run.path, launch=False) as client:
+            done = client.export(args.out, args.dtype, extra, overwrite=args.overwrite)
+    else:
+        done = _export_save_point(run, args, extra)
+    _print(json.dumps(done) if args.json else f"{done['path']}: step {done['step']}, {done['dtype']},"
+                                              f" {done['bytes'] / 1e9:.2f} GB")
+    return 0
+
+
+def _export_save_point(run: RunDirectory, args: argparse.Namespace, extra: dict[str, str]) -> dict[str, Any]:
+    from .export import check_target, export_checkpoint
+
+    check_target(Path(os.path.abspath(args.out)), args.overwrite)  # before loading, which takes a while
+    with run.lock():
+        point = run.latest_save_point()
+        if point is None:
+            raise ValueError(f"run {run.name!r} has no save point: train it first")
+        from .loop import Trainer
+
+        config = run.config
+        # No GPU is needed to copy weights, and another run may be using it.
+        on_cpu = dataclasses.replace(config.memory, device="cpu")
+        trainer = Trainer(dataclasses.replace(config, memory=on_cpu), run.path, dataset=run.dataset,
+                          rollbacks=run.rollbacks)
+        trainer.load(point.path)
+        done = export_checkpoint(trainer, args.out, args.dtype, overwrite=args.overwrite, metadata=extra)
+        run.append("exported", step=trainer.step, dtype=args.dtype, file=os.path.basename(args.out))
+        return done
+
+
+def _pause(args: argparse.Namespace) -> int:
+    return _tell(args, "pause")
+
+
+def _stop(args: argparse.Namespace) -> int:
+    return _tell(args, "stop")
+
+
+def _tell(args: argparse.Namespace, what: str) -> int:
+    from .client import open_run
+
+    run = RunDirectory(args.run_dir)
+    if run.locked():
+        with open_run(run.path, launch=False) as client:
+            client.pause() if what == "pause" else client.stop()
+    _report(run.status(), False)
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from .flux.variants import inspect_file
+
+    info = inspect_file(args.file)
+    if args.json:
+        _print(json.dumps(dataclasses.asdict(info)))
+    elif info.trainable:
+        _print(f"{info.path}: FLUX.1 {info.variant}, {info.params:,} parameters, {info.dtype}: it can be trained")
+    else:
+        raise ValueError(info.reason)
+    return 0
+
+
+def _worker(args: argparse.Namespace) -> int:
+    from .worker import Worker
+
+    logging.getLogger().handlers[0].setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger().setLevel(logging.INFO)
+    faulthandler.enable()
+    try:
+        return Worker(RunDirectory(args.run_dir), idle_park=args.idle_park, idle_exit=args.idle_exit).serve()
+    except RunLocked as error:
+        logging.warning("%s", error)
+        return EXIT_LOCKED

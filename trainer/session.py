@@ -1,0 +1,192 @@
+"""A run with its engine: what can be done to it between two steps, each deed noted in its events.
+
+Used by one thread, that which owns the engine. It knows nothing of clients, goals or idleness; ``worker.py`` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .config import RunConfig
+from .export import export_checkpoint
+from .protocol import RunMovedOn
+from .run import RunDirectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .loop import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """The engine of one run, loaded or not. The run's lock is held by the caller.
+
+    ``save_every``: steps between save points, instead of the recipe's. ``watch(event)`` is called after each event.
+    """
+
+    def __init__(self, run: RunDirectory, *, save_every: int | None = None,
+                 watch: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self.run = run
+        run.log.patient = True
+        self.trainer: Trainer | None = None
+        self.activity = "loading"
+        """What the engine is doing: loading, training, evaluating, predicting, saving, exporting or idle."""
+        self.parked = False
+        self._save_every, self._watch = save_every, watch
+        self._described: tuple[RunConfig, dict[str, Any]] | None = None
+        self._unsaved_seconds = 0.0
+
+    # -- in and out
+
+    def begin(self) -> None:
+        """Note that the run is being loaded, and the step it goes on from: whoever asks from now on is told that."""
+        self.activity = "loading"
+        point = self.run.latest_save_point()
+        self.transition("preparing")
+        if point is not None or self.run.losses():
+            self.event("resumed", durable=True, step=point.step if point else 0)
+
+    def load(self) -> Trainer:
+        """The engine as the newest save point left it (the model's file where there is none). Not yet in use."""
+        from .loop import Trainer
+
+        described = (self.run.config, self.run.dataset)
+        trainer = Trainer(described[0], self.run.path, dataset=described[1], rollbacks=self.run.rollbacks)
+        point = self.run.latest_save_point()
+        if point is not None:
+            trainer.load(point.path)
+            assert trainer.step == point.step, (trainer.step, point)
+        self._described = described
+        self.activity = "idle"
+        return trainer
+
+    def use(self, trainer: Trainer) -> None:
+        """Go on with what ``load`` gave."""
+        self.trainer, self.parked, self._unsaved_seconds = trainer, False, 0.0
+
+    @property
+    def described_anew(self) -> bool:
+        """Whether settings or data were changed on disk since the engine was made from them (Start does so)."""
+        return self._described != (self.run.config, self.run.dataset)
+
+    def drop(self) -> None:
+        """Let go of the engine and its memory."""
+        self.trainer = None
+
+    # -- deeds
+
+    def step(self) -> int:
+        """One update, and a save point if one is due. Returns the step reached."""
+        trainer = self._engine("training")
+        report = trainer.train_step()
+        self.event("step", step=report.step, loss=report.loss, lr=report.lr, seconds=report.seconds)
+        self._unsaved_seconds += report.seconds
+        recipe = trainer.config.recipe
+        every = recipe.save_every_steps if self._save_every is None else self._save_every
+        due = bool(every) and report.step % every == 0
+        if due or 0 < 60 * recipe.save_every_minutes <= self._unsaved_seconds:
+            self.try_save()
+        return report.step
+
+    def evaluate(self) -> dict[str, Any]:
+        """The loss at fixed noise and timesteps, and the step it is of."""
+        trainer = self._engine("evaluating")
+        loss = trainer.evaluate()
+        self.event("eval", step=trainer.step, loss=loss)
+        return {"step": trainer.step, "loss": loss}
+
+    def evaluate_once(self) -> None:
+        """``evaluate``, unless that was done at this step."""
+        trainer = self._engine("evaluating")
+        if trainer.step not in [step for step, _ in self.run.evals()]:
+            self.evaluate()
+
+    def predict(self, tensors: Mapping[str, Tensor], step: int | None) -> Tensor:
+        """Velocity of the weights as they are; ``RunMovedOn`` if ``step`` is given and the run is elsewhere."""
+        trainer = self._engine("predicting")
+        if step is not None and step != trainer.step:
+            raise RunMovedOn.between(step, trainer.step)
+        missing = [name for name in ("x", "timestep", "context", "pooled") if name not in tensors]
+        if missing:
+            raise ValueError(f"a prediction needs {missing[0]}")
+        return trainer.predict(tensors["x"], tensors["timestep"], tensors["context"], tensors["pooled"],
+                               tensors.get("guidance"))
+
+    def export(self, path: str, dtype: str, metadata: Mapping[str, str] | None, overwrite: bool) -> dict[str, Any]:
+        """Write the weights as they are to ``path``; see ``export_checkpoint``."""
+        trainer = self._engine("exporting")
+        done = export_checkpoint(trainer, path, dtype, overwrite=overwrite, metadata=metadata)
+        self.event("exported", step=trainer.step, dtype=dtype, file=os.path.basename(path))
+        return done
+
+    def save(self) -> int:
+        """A save point of this step, unless there is one or nothing was trained. ``ValueError`` if it cannot be."""
+        trainer = self.trainer
+        if trainer is None or trainer.torn:
+            return 0
+        point = self.run.latest_save_point()
+        if trainer.step > (point.step if point else 0):
+            self.activity, started = "saving", time.monotonic()
+            try:
+                self.run.write_save_point(trainer.step, trainer.save)
+            except OSError as error:
+                raise ValueError(f"the save point of step {trainer.step} could not be written:"
+                                 f" {error.strerror or error}; free some space for {self.run.path}") from error
+            seconds = round(time.monotonic() - started, 3)
+            self.event("saved", durable=True, step=trainer.step, seconds=seconds)
+        self._unsaved_seconds = 0.0
+        return trainer.step
+
+    def try_save(self) -> bool:
+        """``save`` if possible; if not, say so: the run goes on, and the older save point is whole."""
+        try:
+            self.save()
+            return True
+        except ValueError as error:
+            log.error("%s", error)
+            self._unsaved_seconds = 0.0  # or it would be tried again at every step
+            self.event("save_failed", step=self.trainer.step if self.trainer else 0, error=str(error))
+            return False
+
+    def park(self) -> None:
+        """Give back the VRAM; whatever needs it next takes it again."""
+        if self.trainer is not None and not self.trainer.torn and not self.parked:
+            self.trainer.park()
+        self.parked = True
+
+    # -- notes
+
+    @property
+    def state(self) -> str | None:
+        """The run's state, as noted last."""
+        return self.run.log.history().state
+
+    def event(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
+        """Note that something happened."""
+        event = self.run.append(kind, durable=durable, **fields)
+        if self._watch is not None:
+            self._watch(event)
+
+    def transition(self, state: str, **fields: Any) -> None:
+        """Move the run to another state."""
+        event = self.run.transition(state, **fields)
+        if self._watch is not None:
+            self._watch(event)
+
+    def fail(self, error: Exception) -> None:
+        """Note why the run cannot go on. What is not the user's fault goes to the log with its traceback."""
+        user = isinstance(error, ValueError)
+        log.error("%s", error, exc_info=None if user else error)
+        message = str(error) if user else f"{type(error).__name__}: {error}"
+        self.transition("failed", error=" ".join(message.split()))
+
+    def _engine(self, activity: str) -> Trainer:
+        assert self.trainer is not None, "the run is not loaded"
+        self.activity, self.parked = activity, False
+        return self.trainer

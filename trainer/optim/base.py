@@ -7,6 +7,7 @@ not grow with the tensor.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from . import compiled
 from .adam import AdamRule
 from .adan import AdanRule
 from .formats import FORMATS, PER_BLOCK, PER_UNIT, POWER_UNIT, Format, rows_of
-from .rounding import BLOCK, Noise, join, noise_of, split_
+from .rounding import BLOCK, join, noise_of, split_
 from .tile import update_tile
 
 CHUNK = 1 << 22
@@ -185,7 +186,7 @@ def update_chunk_(
     if numel == 0:
         return
     ok = finite(grad) if ok is None else ok
-    if weight.device.type == "cpu":
+    if _readable(weight.device):
         if not ok:
             return
         ok = None
@@ -193,9 +194,9 @@ def update_chunk_(
     if spec.rule.rescales and rescale is None:
         rescale = mask_scale(spec, weight, grad, storage, lr=lr, step=step, scale=scale)
     noise = noise_of(spec.seed, key, step, offset, numel, weight.device) if _random(spec, weight, storage) else None
-    packed = noise is not None or any(part.dtype != torch.float32 for name, part in storage.items() if name != "residual")
+    packed = noise is not None or any(storage[name].dtype != torch.float32 for name in spec.rule.states)
     tile = _tile_size(spec, weight, storage)
-    update = compiled.update_tile if spec.compile else update_tile
+    update = functools.partial(compiled.update_tile, tile // BLOCK) if spec.compile else update_tile
     for start in range(0, numel, tile):
         stop = min(start + tile, numel)
         whole = start == 0 and stop == numel
@@ -226,6 +227,11 @@ def mask_scale(
     return 1 / (kept / numel).clamp_(min=1e-3)
 
 
+def _readable(device: torch.device) -> bool:
+    """Whether the host may look at a result on ``device`` without waiting for it."""
+    return device.type == "cpu"
+
+
 def _signed(name: str) -> bool:
     return name != "exp_avg_sq"
 
@@ -243,8 +249,11 @@ def _random(spec: UpdateSpec, weight: Tensor, storage: Mapping[str, Tensor]) -> 
 def _tile_size(spec: UpdateSpec, weight: Tensor, storage: Mapping[str, Tensor]) -> int:
     if any(name.endswith(PER_UNIT) for name in storage):
         return POWER_UNIT
-    # A tile's temporaries should stay in the cache: on a CPU that is worth a factor of five.
-    return 1 << 18 if weight.device.type == "cpu" else 1 << 21
+    # A tile's temporaries should stay in the cache: on a CPU that is worth a factor of five. On a GPU fewer, larger
+    # tiles keep it busy, as large as 64 MB of temporaries allow.
+    if weight.device.type == "cpu":
+        return 1 << 18
+    return 1 << 21 if len(spec.rule.states) == 2 else 1 << 20
 
 
 def _in_rows(update, spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], *rest) -> None:

@@ -19,6 +19,7 @@ _functions: dict[Any, Callable[..., None]] = {}
 
 
 def update_tile(
+    full_rows: int,
     spec: UpdateSpec,
     weight: Tensor,
     grad: Tensor,
@@ -29,8 +30,9 @@ def update_tile(
     scale: Tensor | None,
     rescale: Tensor | None,
 ) -> None:
-    """``tile.update_tile``, compiled once for each rule, format and precision, for any number of rows.
+    """``tile.update_tile``, compiled twice for each rule, format and precision: for full tiles, and for any others.
 
+    ``full_rows`` is the number of rows of a full tile: nearly all are full, and a fixed size makes faster code.
     What changes from step to step goes in as 0-d tensors: as numbers, each learning rate would be compiled
     anew until the compiler gave up.
     """
@@ -38,7 +40,7 @@ def update_tile(
     key = (
         spec.rule, tuple(spec.state_format.items()), spec.weight_precision, weight.dtype, grad.dtype,
         tuple((name, part.dtype) for name, part in storage.items()), weight.device.type,
-        ok is None, scale is None, rescale is None,
+        ok is None, scale is None, rescale is None, full_rows if weight.size(0) == full_rows else None,
     )  # fmt: skip
     function = _functions.get(key)
     if function is None:
@@ -46,5 +48,5 @@ def update_tile(
         _functions[key] = function
         for part in (weight, grad, *storage.values(), *(() if noise is None else noise[:1])):
             if part.size(0) > 1:
-                torch._dynamo.mark_dynamic(part, 0)
+                pass
     function(weight, grad, dict(storage), type(coefficients)(*factors.unbind()), noise, ok, scale, rescale)

@@ -154,7 +154,6 @@ class LogCode(Format):
         if signed:
             size, spread = bits & 0x7FFFFFFF, 1 << (shift - 1)
         else:
-            assert noise is not None
             size, spread = bits, (1 << shift) - 1
         base = size.amax(1, keepdim=True).add_(spread).bitwise_right_shift_(shift).sub_(self._top(signed))
         origin = base << shift
@@ -163,6 +162,7 @@ class LogCode(Format):
             codes.add_(bits >> 31, alpha=1 << (self.bits - 1))
         else:
             # A signed word has the mean -1/2 of a step: the half step that is added makes it 0 to 1.
+            assert noise is not None
             codes = words(noise, stream).bitwise_right_shift_(32 - shift).add_(size)
             codes.sub_(origin.sub_(1 << (shift - 1))).bitwise_right_shift_(shift).clamp_(min=0)
         put_(storage[name], codes, ok)

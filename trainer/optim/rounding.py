@@ -80,7 +80,7 @@ def noise_of(seed: int, key: int, step: int, offset: int, numel: int, device: to
     return (rows >> 32).to(torch.int32), _table(device)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _table(device: torch.device) -> Tensor:
     values = [_mix(i * _GOLDEN) >> 32 for i in range(STREAMS * BLOCK)]
     table = torch.tensor(values, dtype=torch.int64, device=device)

@@ -6,11 +6,10 @@ Eager code passes numbers. Compiled code passes tensors, or every learning rate 
 from __future__ import annotations
 
 import math
-from typing import Union
 
 from torch import Tensor
 
-Factor = Union[float, Tensor]
+Factor = float | Tensor
 
 
 def add_(out: Tensor, other: Tensor, factor: Factor) -> Tensor:

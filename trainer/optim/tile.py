@@ -44,9 +44,18 @@ def update_tile(
     else:
         value = weight if ok is None else weight.clone()
     rule.apply_(value, grad, states, coefficients, rescale)
+    del grad
+    _put_weight(spec, weight, value, storage, noise, ok)
+    del value
     for stream, name in enumerate(rule.states):
         kind = spec.format_of(storage, name)
-        kind.encode_(storage, name, states[name], name != "exp_avg_sq", noise, stream, ok)
+        kind.encode_(storage, name, states.pop(name), name != "exp_avg_sq", noise, stream, ok)
+
+
+def _put_weight(
+    spec: UpdateSpec, weight: Tensor, value: Tensor, storage: Mapping[str, Tensor], noise: Noise | None,
+    ok: Tensor | None,
+) -> None:  # fmt: skip
     if weight.dtype == torch.float32:
         if value is not weight:
             weight.copy_(torch.where(ok, value, weight))  # type: ignore[arg-type]

@@ -76,10 +76,9 @@ def export_path(filename: str) -> Path:
     roots = [Path(p) for p in folder_paths.get_folder_paths("diffusion_models")]
     root = next((p for p in roots if p.name == "diffusion_models"), roots[0]).resolve()
     text = filename.strip().replace("\\", "/")
-    if not text or text.endswith("/"):
-        raise ValueError(f"filename is {filename!r}: give the name of a file")
     path = (root / (text if text.lower().endswith(".safetensors") else f"{text}.safetensors")).resolve()
-    if not path.is_relative_to(root) or path == root or any(c in '<>:"|?*' or ord(c) < 32 for c in text):
+    plain = all(part.strip(" .") == part and part for part in text.split("/"))
+    if not plain or not path.is_relative_to(root) or any(c in '<>:"|?*' or ord(c) < 32 for c in text):
         raise ValueError(f"filename is {filename!r}: give a plain file name, it is placed in {root}")
     return path
 

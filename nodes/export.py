@@ -50,8 +50,8 @@ class FluxFFTExport(io.ComfyNode):
         registry.require_step(directory, run.step, "its weights of that step are gone")
         client = registry.cancellable(registry.client, run.name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        registry.cancellable(client.export, str(path), dtype, {"flux_fft.run": source})
-        return _done(run, path, f"Wrote {path} ({path.stat().st_size / 1e9:.2f} GB, {dtype}, step {run.step})")
+        registry.cancellable(client.export, str(path), dtype, {"flux_fft.run": source}, overwrite=overwrite)
+        return _done(run, path, f"Wrote {path} ({path.stat().st_size / 1e6:,.1f} MB, {dtype}, step {run.step})")
 
 
 def _done(run: handles.RunHandle, path: object, line: str) -> io.NodeOutput:

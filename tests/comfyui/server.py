@@ -157,6 +157,14 @@ class Server:
             raise Rejected(json.load(error)) from None
         return json.loads(text) if text else {}
 
+    def forget(self) -> None:
+        """Have ComfyUI drop its cache, as a restart would: it goes by what a node is given, not by its id."""
+        self.post("/free", {"unload_models": True, "free_memory": True})
+        # The executor does that after the prompt that follows at the latest.
+        g = Graph()
+        g.add("PreviewImage", images=g.add("EmptyImage", width=16, height=16, batch_size=1, color=0))
+        self.run(g)
+
     def interrupt(self) -> None:
         self.post("/interrupt", {})
 

@@ -1,0 +1,51 @@
+"""Pieces of graphs that several tests use."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tests.comfyui.server import Graph, Node
+
+PROMPT = "a red circle"
+
+
+class Demo(NamedTuple):
+    """Links from the demo node."""
+
+    model: Any
+    dataset: Any
+    optimizer: Any
+    recipe: Any
+    clip: Any
+    vae: Any
+
+
+def demo(g: Graph) -> Demo:
+    node = g.add("FluxFFTDemo")
+    return Demo(*(node.out(i) for i in range(6)))
+
+
+def start(g: Graph, parts: Demo, name: str) -> Node:
+    return g.add("FluxFFTStart", model=parts.model, dataset=parts.dataset, run_name=name, if_different="stop and ask",
+                 optimizer=parts.optimizer, recipe=parts.recipe)
+
+
+def train(g: Graph, parts: Demo, name: str, steps: int, **inputs: Any) -> Node:
+    """Start and Train Steps; the latter's node."""
+    return g.add("FluxFFTTrainSteps", run=start(g, parts, name), steps=steps, **inputs)
+
+
+def with_previews(g: Graph, every: int = 0, prompts: str = PROMPT, sampling_steps: int = 4, seed: int = 7) -> Node:
+    """Preview Settings of the demo's size."""
+    return g.add("FluxFFTPreviewSettings", prompts=prompts, width=64, height=64, sampler_name="euler", scheduler="simple",
+                 sampling_steps=sampling_steps, guidance=1.0, cfg=1.0, preview_seed=seed, every_n_steps=every)
+
+
+def sample(g: Graph, model: Any, clip: Any, prefix: str, seed: int = 7, steps: int = 4) -> tuple[Node, Node]:
+    """A plain KSampler on ``model``; the sampler's node, and the one that saves its latent."""
+    text = g.add("CLIPTextEncode", clip=clip, text=PROMPT)
+    guided = g.add("FluxGuidance", conditioning=text, guidance=1.0)
+    empty = g.add("EmptySD3LatentImage", width=64, height=64, batch_size=1)
+    sampler = g.add("KSampler", model=model, positive=guided, negative=guided, latent_image=empty, seed=seed, steps=steps,
+                    cfg=1.0, sampler_name="euler", scheduler="simple", denoise=1.0)
+    return sampler, g.add("SaveLatent", samples=sampler, filename_prefix=prefix)

@@ -1,0 +1,308 @@
+"""Graphs through ``/prompt`` of a real server: training, steps as targets, Cancel, order, and what may not happen."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import pytest
+
+from tests.comfyui.graphs import demo, train
+from tests.comfyui.server import Graph, Rejected, Server
+from trainer.demo_data import write_demo
+from trainer.weights import TensorFile
+
+
+@pytest.fixture(scope="module")
+def placed(server: Server) -> Server:
+    """The demo's files where a user's files are: in the models folders and the input folder."""
+    files = write_demo(server.base / "demo_files")
+    shutil.copy(files["flux"], server.base / "models/diffusion_models/flux_demo.safetensors")
+    shutil.copy(files["captions"], server.base / "models/text_encoders/demo_captions.safetensors")
+    shutil.copy(files["vae"], server.base / "models/vae/demo_vae.safetensors")
+    shutil.copytree(files["drawings"], server.base / "input/drawings")
+    return server
+
+
+def four_nodes(name: str, steps: int) -> Graph:
+    g = Graph()
+    model = g.add("FluxFFTModel", flux="flux_demo.safetensors", clip_l="demo_captions.safetensors",
+                  t5="demo_captions.safetensors", vae="demo_vae.safetensors")
+    data = g.add("FluxFFTDataset", folder="drawings", resolution=64, trigger_word="", bucket_step=16, upscale=True)
+    run = g.add("FluxFFTStart", model=model, dataset=data, run_name=name, if_different="stop and ask")
+    g.add("FluxFFTTrainSteps", run=run, steps=steps)
+    return g
+
+
+def test_four_nodes_train(placed: Server) -> None:
+    result = placed.run(four_nodes("four", 2))
+
+    assert not result.error
+    assert sorted(result.executed) == ["1", "2", "3", "4"] and result.executed[-2:] == ["3", "4"]
+    assert placed.steps("four") == [1, 2]
+    status = placed.status("four")
+    assert (status["state"], status["step"], status["target"]) == ("finished", 2, 2)
+    assert "16 pictures" in result.text("3")
+    assert "from step 0 to 2" in result.text("4")
+
+
+def test_the_loss_at_fixed_noise_falls(server: Server) -> None:
+    g = Graph()
+    train(g, demo(g), "falls", 60)
+
+    assert not server.run(g, seconds=300).error
+
+    first, last = evaluations(server, "falls")
+    assert last <= 0.7 * first, (first, last)
+
+
+def test_a_learning_rate_of_0_changes_nothing(server: Server) -> None:
+    g = Graph()
+    parts = demo(g)
+    still = g.add("FluxFFTOptimizerNAdam", learning_rate="0", nesterov=True, cautious=True, weight_decay=0.0,
+                  decoupled_decay=True, beta1=0.9, beta2=0.999, eps="1e-8", state_format="f32", weight_precision="f32")
+    trained = train(g, parts._replace(optimizer=still.out(0)), "still", 5)
+    g.add("FluxFFTExport", run=trained, filename="still", dtype="f32", overwrite=False)
+
+    assert not server.run(g).error
+
+    first, last = evaluations(server, "still")
+    assert first == last
+    with (TensorFile(server.home / "demo/flux_demo.safetensors") as before,
+          TensorFile(server.base / "models/diffusion_models/still.safetensors") as after):
+        assert set(before.tensors) == set(after.tensors)
+        for name in before.tensors:
+            assert before.load(name).equal(after.load(name)), name
+
+
+def evaluations(server: Server, name: str) -> tuple[float, float]:
+    """The loss at fixed noise and timesteps before the first step and after the last."""
+    found = [e for e in server.events(name) if e["type"] == "eval"]
+    assert found[0]["step"] == 0
+    assert found[-1]["step"] == server.steps(name)[-1]
+    return found[0]["loss"], found[-1]["loss"]
+
+
+def test_steps_are_targets(server: Server) -> None:
+    g = Graph()
+    trained = train(g, demo(g), "targets", 4)
+    server.run(g)
+    assert server.steps("targets") == [1, 2, 3, 4]
+
+    again = server.run(g)
+    assert not again.error
+    assert again.executed == [], "an unchanged graph comes from the cache"
+    assert server.steps("targets") == [1, 2, 3, 4]
+    assert "queueing again trains nothing" in again.text(trained)
+
+    g[trained]["inputs"]["steps"] = 7
+    more = server.run(g)
+    assert more.executed == [trained], "Start does not run again"
+    assert server.steps("targets") == [1, 2, 3, 4, 5, 6, 7]
+
+    g[trained]["inputs"]["steps"] = 5
+    less = server.run(g)
+    assert "Nothing to train" in less.text(trained)
+    assert server.steps("targets") == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_restart_attaches(server: Server) -> None:
+    g = Graph()
+    trained = train(g, demo(g), "attach", 2)
+    server.run(g)
+    server.forget()
+
+    again = server.run(g)
+    assert trained in again.executed and not again.error
+    assert "goes on from step 2" in again.text("2")
+    assert "Nothing to train" in again.text(trained)
+    assert server.steps("attach") == [1, 2]
+
+    server.forget()
+    g[trained]["inputs"]["steps"] = 3
+    assert not server.run(g).error
+    assert server.steps("attach") == [1, 2, 3]
+
+
+def test_deleting_a_run_starts_it_anew(server: Server) -> None:
+    from trainer.client import open_run
+
+    g = Graph()
+    trained = train(g, demo(g), "deleted", 1)
+    server.run(g)
+    assert server.run(g).executed == []
+    with open_run(server.home / "deleted", launch=False) as client:
+        client.stop()
+    assert server.run(g).executed == [], "stopping is no change"
+    shutil.rmtree(server.home / "deleted")
+
+    again = server.run(g)
+
+    assert again.executed == ["2", trained]
+    assert server.steps("deleted") == [1]
+    assert server.run(g).executed == []
+
+
+def test_cancel_stops_within_a_step_and_queueing_goes_on(server: Server) -> None:
+    g = Graph()
+    trained = train(g, demo(g), "cancel", 3000)
+    told: list[int] = []
+
+    def cancel_at_some_step(message: dict) -> None:
+        if message["type"] == "progress" and message["data"].get("node") == trained and message["data"]["value"] >= 5 and not told:
+            told.append(len(server.steps("cancel")))
+            server.interrupt()
+
+    result = server.run(g, seconds=300, on_message=cancel_at_some_step)
+
+    assert result.interrupted and not result.error
+    status = server.status("cancel")
+    assert status["state"] == "paused"
+    stopped_at = status["step"]
+    assert 5 <= stopped_at < 3000
+    events = server.events("cancel")
+    paused = next(e for e in events if e["type"] == "state" and e["state"] == "paused")
+    after_cancel = [e for e in events if e["type"] == "step" and e["n"] > paused["n"]]
+    assert not after_cancel
+    assert server.steps("cancel") == list(range(1, stopped_at + 1))
+
+    g[trained]["inputs"]["steps"] = stopped_at + 3
+    again = server.run(g)
+    assert not again.error
+    assert server.steps("cancel") == list(range(1, stopped_at + 4)), "it goes on where it was, without a repeated step"
+
+
+def test_the_prompt_ends_when_the_worker_is_killed(server: Server) -> None:
+    import json
+    import os
+    import signal
+
+    g = Graph()
+    trained = train(g, demo(g), "killed", 100000)
+
+    killed: list[float] = []
+
+    def kill(message: dict) -> None:
+        if message["type"] == "progress" and message["data"].get("node") == trained and message["data"]["value"] >= 3 and not killed:
+            pid = json.loads((server.home / "killed/worker.json").read_text())["pid"]
+            killed.append(pid)
+            os.kill(pid, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
+
+    result = server.run(g, seconds=120, on_message=kill)
+
+    assert killed
+    assert result.error_node == trained
+    assert "\n" not in result.error.strip()
+    assert "killed" in result.error
+    g[trained]["inputs"]["steps"] = 2
+    assert not server.run(g).error, "the canvas goes on"
+
+
+def test_the_run_may_be_paused_from_elsewhere(server: Server) -> None:
+    g = Graph()
+    trained = train(g, demo(g), "elsewhere", 100000)
+    asked: list[bool] = []
+
+    def pause(message: dict) -> None:
+        if message["type"] == "progress" and message["data"].get("node") == trained and message["data"]["value"] >= 3 and not asked:
+            asked.append(True)
+            from trainer.client import open_run
+
+            with open_run(server.home / "elsewhere", launch=False) as client:
+                client.pause()
+
+    result = server.run(g, seconds=120, on_message=pause)
+
+    assert asked and result.interrupted
+    assert server.status("elsewhere")["state"] == "paused"
+
+
+class TestInputErrors:
+    """One line that names the input; what was there before stays whole."""
+
+    def test_an_empty_folder(self, placed: Server) -> None:
+        (placed.base / "input/empty").mkdir(exist_ok=True)
+        g = four_nodes("nothing", 1)
+        g["2"]["inputs"]["folder"] = "empty"
+        self.fails(placed, g, "3", "empty")
+        assert not (placed.home / "nothing").exists()
+
+    def test_a_folder_that_is_not_there(self, placed: Server) -> None:
+        g = four_nodes("nothing", 1)
+        g["2"]["inputs"]["folder"] = "/no/such/folder"
+        self.fails(placed, g, "3", "/no/such/folder")
+
+    def test_a_file_that_is_no_image(self, placed: Server) -> None:
+        folder = placed.base / "input/broken"
+        folder.mkdir(exist_ok=True)
+        (folder / "text.png").write_text("this is text")
+        g = four_nodes("nothing", 1)
+        g["2"]["inputs"]["folder"] = "broken"
+        self.fails(placed, g, "3", "text.png")
+
+        shutil.copy(placed.base / "input/drawings/00_red_circle.png", folder / "good.png")
+        g = four_nodes("one_good", 1)
+        g["2"]["inputs"]["folder"] = "broken"
+        result = placed.run(g)
+        assert not result.error
+        assert "text.png" in result.text("3")
+        assert "1 pictures have no caption" in result.text("3")
+
+    def test_a_wrong_model_file(self, placed: Server) -> None:
+        shutil.copy(placed.base / "models/vae/demo_vae.safetensors", placed.base / "models/diffusion_models/wrong.safetensors")
+        g = four_nodes("nothing", 1)
+        g["1"]["inputs"]["flux"] = "wrong.safetensors"
+        self.fails(placed, g, "1", "wrong.safetensors")
+
+    def test_a_model_file_that_is_gone(self, placed: Server) -> None:
+        g = four_nodes("nothing", 1)
+        g["1"]["inputs"]["flux"] = "gone.safetensors"
+        self.fails(placed, g, "1", "gone.safetensors")
+
+    @pytest.mark.parametrize("rate", ["-1e-6", "nan", math.nan, "fast", "inf"])
+    def test_a_learning_rate_that_is_none(self, server: Server, rate: object) -> None:
+        g = Graph()
+        parts = demo(g)
+        optimizer = g.add("FluxFFTOptimizerAdan", learning_rate=rate, weight_decay=0.0, no_prox=False, beta1=0.98, beta2=0.92,
+                          beta3=0.99, eps="1e-8", state_format="f32", weight_precision="f32")
+        train(g, parts._replace(optimizer=optimizer.out(0)), "rate", 1)
+        self.fails(server, g, optimizer, "learning")
+        assert not (server.home / "rate").exists()
+
+    @pytest.mark.parametrize("name", ["a/b", "..", "a\\b", "", "con"])
+    def test_a_run_name_that_is_none(self, server: Server, name: str) -> None:
+        g = Graph()
+        train(g, demo(g), name, 1)
+        self.fails(server, g, "2", "run name")
+
+    def test_another_dataset_under_the_same_name(self, placed: Server) -> None:
+        placed.run(four_nodes("same", 1))
+        g = four_nodes("same", 2)
+        shutil.copytree(placed.base / "input/drawings", placed.base / "input/other", dirs_exist_ok=True)
+        g["2"]["inputs"]["folder"] = "other"
+        self.fails(placed, g, "3", "dataset.folder")
+        assert placed.steps("same") == [1]
+
+        g["3"]["inputs"]["if_different"] = "use the next free name"
+        assert not placed.run(g).error
+        assert placed.steps("same") == [1]
+        assert placed.steps("same_2") == [1, 2]
+        assert not placed.run(g).error, "the next free name is found again, not another one made"
+        assert not (placed.home / "same_3").exists()
+
+        g["3"]["inputs"]["if_different"] = "continue the run"
+        assert not placed.run(g).error
+        assert placed.steps("same") == [1, 2]
+
+    def fails(self, server: Server, graph: Graph, node: str, word: str) -> None:
+        try:
+            result = server.run(graph)
+        except Rejected as refusal:
+            said = refusal.errors["node_errors"][node]["errors"]
+            line = " ".join(f"{e['message']} {e['details']}" for e in said)
+        else:
+            assert result.error_node == node, result
+            line = result.error
+        assert word in line, line
+        assert "\n" not in line.strip(), line
+        assert "Traceback" not in line

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,8 +34,8 @@ Place = tuple["Group", int, int]
 class Conveyor:
     """The streams, the memory they use, and what is on it. One for a model; used by one thread."""
 
-    def __init__(self, device: torch.device, streams: Streams, ring_bytes: int = RING_BYTES):
-        self.streams, self.ring_bytes = streams, ring_bytes
+    def __init__(self, device: torch.device, streams: Streams):
+        self.streams = streams
         self.host = Pool(streams, torch.device("cpu"))
         self.device = Pool(streams, device)
         self.arenas: list[Arena] = []
@@ -135,7 +136,7 @@ class Conveyor:
             group, start, stop = self._wanted[0]
             old = group.home_slice(group.home, start, stop)
             needed = sum(t.numel() * t.element_size() for t in old.values())
-            if self._coming and self._ring_used + needed > self.ring_bytes:
+            if self._coming and self._ring_used + needed > RING_BYTES:
                 return
             shape = layout({name: (t.dtype, tuple(t.shape)) for name, t in old.items()})
             buffer = self.device.take(shape)
@@ -167,38 +168,44 @@ class Keeper:
         self._leaving: deque[Buffer] = deque()
 
     def put(self, tensors: Sequence[Tensor]) -> None:
-        """Keep ``tensors``, which the compute stream has made or will have made by then."""
-        here = Buffer({str(i): t for i, t in enumerate(tensors)})
-        if not self.offload or not tensors:
-            self._stack.append(_Kept(here=here))
+        """Keep ``tensors``, which the compute stream has made, or will have made by the time they are needed.
+
+        Of the offloaded, only streams of tokens [B, L, C] travel; ``vec`` [B, C], which all stages share, is small.
+        """
+        moving = {str(i): t for i, t in enumerate(tensors) if self.offload and t.ndim > 2}
+        kept = _Kept(tuple(tensors) if not moving else tuple(t for t in tensors if t.ndim <= 2))
+        self._stack.append(kept)
+        if not moving:
             return
-        shape = layout({name: (t.dtype, tuple(t.shape)) for name, t in here.tensors.items()})
-        home = self.host.take(shape)
+        here = Buffer(moving)
         with self.streams.use(COMPUTE, writes=[here]):
             pass  # they are being made: the copy waits for that
-        with self.streams.use(DOWN, reads=[here], writes=[home]):
-            for name, tensor in here.tensors.items():
-                self.streams.copy(DOWN, home[name], tensor)
-        self._stack.append(_Kept(home=home, shape=shape))
+        kept.shape = layout({name: (t.dtype, tuple(t.shape)) for name, t in moving.items()})
+        kept.home = self.host.take(kept.shape)
+        with self.streams.use(DOWN, reads=[here], writes=[kept.home]):
+            for name, tensor in moving.items():
+                self.streams.copy(DOWN, kept.home[name], tensor)
         self._leaving.append(here)
         while len(self._leaving) > 2:
-            self._let_go()
+            self.streams.release(self._leaving.popleft())
 
     @contextmanager
     def taken(self) -> Iterator[tuple[Tensor, ...]]:
         """The tensors that were put last, to be computed with inside the block; the ones before are sent for."""
         while self._leaving:
-            self._let_go()
+            self.streams.release(self._leaving.popleft())
         kept = self._stack.pop()
         self._send_for(kept)
         if self._stack:
             self._send_for(self._stack[-1])
-        assert kept.here is not None
+        if kept.here is None:
+            yield kept.stayed
+            return
         with self.streams.use(COMPUTE, reads=[kept.here]):
-            yield tuple(kept.here.tensors.values())
-        if kept.home is not None:
-            self.device.give(kept.shape, kept.here)
-            self.host.give(kept.shape, kept.home)
+            yield (*kept.here.tensors.values(), *kept.stayed)
+        assert kept.home is not None
+        self.device.give(kept.shape, kept.here)
+        self.host.give(kept.shape, kept.home)
 
     def clear(self) -> None:
         """Forget what is kept: after a walk that was cut short."""
@@ -216,14 +223,12 @@ class Keeper:
             for name, tensor in kept.home.tensors.items():
                 self.streams.copy(UP, kept.here[name], tensor)
 
-    def _let_go(self) -> None:
-        # The allocator gives their memory to later work of the compute stream: that must come after the copy.
-        for event in self._leaving.popleft().read.values():
-            self.streams.wait(COMPUTE, event)
 
-
+@dataclass
 class _Kept:
-    __slots__ = ("here", "home", "shape")
+    """A stage's inputs for one micro-batch: token streams at ``home`` or on their way ``here``; the rest stayed."""
 
-    def __init__(self, here: Buffer | None = None, home: Buffer | None = None, shape: Layout = ()):
-        self.here, self.home, self.shape = here, home, shape
+    stayed: tuple[Tensor, ...]
+    shape: Layout = ()
+    home: Buffer | None = None
+    here: Buffer | None = None

@@ -47,8 +47,8 @@ class Streams:
         for buffer in reads:
             self.wait(stream, buffer.written)
         for buffer in writes:
-            self.wait(stream, buffer.written)
-            for event in buffer.read.values():
+            # Whoever has read it since waited for the write itself.
+            for event in buffer.read.values() or [buffer.written]:
                 self.wait(stream, event)
         try:
             yield
@@ -58,6 +58,14 @@ class Streams:
                 buffer.read[stream] = done
             for buffer in writes:
                 buffer.written, buffer.read = done, {}
+
+    def release(self, buffer: Buffer) -> None:
+        """Before the last reference to memory of the compute stream's allocator is dropped: let the readers finish.
+
+        The allocator gives it to later work of the compute stream, and knows nothing of the others.
+        """
+        for event in buffer.read.values():
+            self.wait(COMPUTE, event)
 
     def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
         """Put a copy on ``stream``; inside ``use``."""
@@ -89,6 +97,14 @@ class CudaStreams(Streams):
     def _stream(self, name: str) -> torch.cuda.Stream:
         return self._side.get(name) or torch.cuda.current_stream(self.device)
 
+    def release(self, buffer: Buffer) -> None:
+        """Before the last reference to memory of the compute stream's allocator is dropped: let the readers finish.
+
+        The allocator gives it to later work of the compute stream, and knows nothing of the others.
+        """
+        for event in buffer.read.values():
+            self.wait(COMPUTE, event)
+
     def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
         with torch.cuda.stream(self._stream(stream)):
             target.copy_(source, non_blocking=True)
@@ -108,6 +124,14 @@ class CudaStreams(Streams):
 
 class BlockingStreams(CudaStreams):
     """A GPU's, with every copy waited for, as a plain ``.to()`` does: what the overlap is measured against."""
+
+    def release(self, buffer: Buffer) -> None:
+        """Before the last reference to memory of the compute stream's allocator is dropped: let the readers finish.
+
+        The allocator gives it to later work of the compute stream, and knows nothing of the others.
+        """
+        for event in buffer.read.values():
+            self.wait(COMPUTE, event)
 
     def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
         torch.cuda.synchronize(self.device)

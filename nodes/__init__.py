@@ -7,7 +7,7 @@ from comfy_api.latest import ComfyExtension, io
 from . import dataset, demo, export, loss_plot, memory, model, open_run, optimizer, preview, recipe, run, run_model
 
 try:  # the panel's routes need a running server; the nodes do not need the panel
-    from . import routes  # noqa: F401
+    from . import routes
 except ImportError:
     routes = None
 

@@ -1,4 +1,6 @@
-"""The one user of ComfyUI's internals (with ``bridge_model.py``, its other half). Tried on 0.3.64 and 0.33.0, on a CPU, unless a line says otherwise.
+"""The one user of ComfyUI's internals, with ``bridge_model.py``, its other half.
+
+Tried on 0.3.64 and 0.33.0, on a CPU, unless a line says otherwise.
 
 Everything of ``comfy`` is imported inside functions, so that loading the pack costs ComfyUI nothing.
 """
@@ -92,7 +94,8 @@ def ui_image(path: Path) -> dict[str, str]:
     for kind, root in (("output", folder_paths.get_output_directory()), ("temp", folder_paths.get_temp_directory())):
         base = Path(root).resolve()
         if path.resolve().is_relative_to(base):
-            return {"filename": path.name, "subfolder": path.resolve().parent.relative_to(base).as_posix(), "type": kind}
+            folder = path.resolve().parent.relative_to(base)
+            return {"filename": path.name, "subfolder": folder.as_posix(), "type": kind}
     target = Path(folder_paths.get_temp_directory()) / "flux_fft" / f"{path.parent.parent.name}_{path.name}"
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, target)
@@ -117,8 +120,8 @@ def keep(thing: Any) -> str:
 def kept(key: str, what: str) -> Any:
     """The object kept under ``key``. Raises ``ValueError`` if it is gone."""
     if key not in _kept:
-        raise ValueError(f"the {what} that was connected is no longer there: change the {what} loader or restart the graph "
-                         "so that it is loaded again, or choose a file instead")
+        raise ValueError(f"the {what} that was connected is no longer there: change the {what} loader or restart the "
+                         "graph so that it is loaded again, or choose a file instead")
     return _kept[key]
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-REFUSED = {"patches": "patches", "patches_replace": "attention patches", "optimized_attention_override": "attention overrides",
+REFUSED = {"patches": "patches", "patches_replace": "attention patches", "optimized_attention_override": "attention "
+                                                                                                         "overrides",
            "rope_options": "RoPE options"}
 Predict = Callable[..., Any]
 """(x, timestep, context, pooled, guidance | None) -> velocity: CPU tensors in and out."""
@@ -26,7 +27,7 @@ def _refuse(what: str) -> None:
 def proxy_model(flux: dict[str, Any], predict: Predict) -> Any:
     """A ComfyUI MODEL without weights: sampling it asks ``predict`` for the velocity.
 
-    ``flux``: the fields of FluxParams. Raises ``ValueError`` when sampled or patched with what the worker cannot honour.
+    ``flux``: the fields of FluxParams. Patches and conditions that the worker cannot honour raise ``ValueError``.
     """
     import comfy.model_base
     import comfy.model_management
@@ -37,7 +38,7 @@ def proxy_model(flux: dict[str, Any], predict: Predict) -> Any:
     kind = comfy.supported_models.Flux if guided else comfy.supported_models.FluxSchnell
     config = kind({"image_model": "flux", "guidance_embed": guided, "in_channels": 16, "out_channels": 16,
                    "context_in_dim": flux["context_in_dim"], "vec_in_dim": flux["vec_in_dim"]})
-    config.set_inference_dtype(torch.float32, None)  # the worker rounds to its own dtype; nothing is lost on the way
+    config.set_inference_dtype(torch.float32, None)  # nothing is rounded on the way to the worker
     base, patcher, unet = _proxy_classes()
     sampling = comfy.model_base.ModelType.FLUX if guided else comfy.model_base.ModelType.FLOW
     device = comfy.model_management.get_torch_device()
@@ -69,8 +70,9 @@ def _proxy_classes() -> tuple[Any, Any, Any]:
                     guidance: Tensor | None = None, ref_latents: Any = None, control: Any = None,
                     transformer_options: dict[str, Any] | None = None, **kwargs: Any) -> Tensor:
             options = transformer_options or {}
-            wrappers = comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options)
-            run = comfy.patcher_extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
+            extension = comfy.patcher_extension
+            wrappers = extension.get_all_wrappers(extension.WrappersMP.DIFFUSION_MODEL, options)
+            run = extension.WrapperExecutor.new_class_executor(self._forward, self, wrappers)
             return run.execute(x, timestep, context, y, guidance, ref_latents, control, options, **kwargs)
 
         def _forward(self, x: Tensor, timestep: Tensor, context: Tensor, y: Tensor | None, guidance: Tensor | None,
@@ -129,7 +131,10 @@ def samplers() -> tuple[list[str], list[str]]:
 
 def sample(model: Any, *, positive: tuple[Tensor, Tensor], negative: tuple[Tensor, Tensor], width: int, height: int,
            seed: int, steps: int, cfg: float, sampler: str, scheduler: str, guidance: float) -> Tensor:
-    """Latent [1, 16, H/8, W/8] in the VAE's space, by ComfyUI's own KSampler. Conditions are (context [T, D], pooled [P])."""
+    """Latent [1, 16, H/8, W/8] in the VAE's space, by ComfyUI's own KSampler.
+
+    Conditions are (context [T, D], pooled [P]).
+    """
     import comfy.sample
     import torch
 
@@ -138,5 +143,5 @@ def sample(model: Any, *, positive: tuple[Tensor, Tensor], negative: tuple[Tenso
 
     empty = torch.zeros(1, 16, height // 8, width // 8)
     noise = comfy.sample.prepare_noise(empty, seed)
-    return comfy.sample.sample(model, noise, steps, cfg, sampler, scheduler, condition(positive), condition(negative), empty,
-                               disable_pbar=True, seed=seed)
+    return comfy.sample.sample(model, noise, steps, cfg, sampler, scheduler, condition(positive), condition(negative),
+                               empty, disable_pbar=True, seed=seed)

@@ -18,8 +18,9 @@ class FluxFFTDataset(io.ComfyNode):
             description="A folder of pictures, each with its caption in a text file of the same name beside it.",
             inputs=[
                 io.String.Input("folder", default="",
-                                tooltip="Path of the folder of pictures, sub-folders included; a path that is not absolute "
-                                "starts in ComfyUI's input folder. A picture's caption is the .txt file of the same name."),
+                                tooltip="Path of the folder of pictures, sub-folders included; a path that is not "
+                                        "absolute starts in ComfyUI's input folder. A picture's caption is the .txt "
+                                        "file of the same name."),
                 io.Int.Input("resolution", default=1024, min=16, max=8192, step=16,
                              tooltip="Side, in pixels, of the square whose area every picture is scaled to. "
                              "Lower it (768, 512) to train faster in less memory."),
@@ -27,11 +28,11 @@ class FluxFFTDataset(io.ComfyNode):
                                 tooltip="Caption of the pictures that have no text file. Left empty, the words of the "
                                 "picture's file name are used. Set it when you train one subject or style."),
                 io.Int.Input("bucket_step", default=64, min=16, max=512, step=16,
-                             tooltip="Sides of the sizes that pictures are cropped to are multiples of this many pixels. "
-                             "Lower it to crop less; more sizes then share fewer pictures each."),
+                             tooltip="Sides of the sizes that pictures are cropped to are multiples of this many "
+                                     "pixels. Lower it to crop less; more sizes then share fewer pictures each."),
                 io.Boolean.Input("upscale", default=True,
-                                 tooltip="Enlarge pictures smaller than the resolution. Turn it off to train small pictures "
-                                 "at a smaller size of their own instead."),
+                                 tooltip="Enlarge pictures smaller than the resolution. Turn it off to train small "
+                                         "pictures at a smaller size of their own instead."),
             ],
             outputs=[handles.Dataset.Output("dataset", display_name="dataset")],
         )

@@ -14,8 +14,9 @@ class FluxFFTDemo(io.ComfyNode):
             node_id="FluxFFTDemo",
             display_name="Demo: Tiny Flux and 16 Drawings",
             category=handles.CATEGORY,
-            description="A Flux of a millionth of the real size, its own VAE and text encoder, and 16 captioned drawings of shapes: "
-            "everything to try a training on any machine, on the CPU too. Its files are written below output/flux_fft/demo.",
+            description="A Flux of a millionth of the real size, its own VAE and text encoder, and 16 captioned "
+                        "drawings of shapes: everything to try a training on any machine, on the CPU too. Its files "
+                        "are written below output/flux_fft/demo.",
             inputs=[],
             outputs=[
                 handles.Model.Output("model", display_name="model"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..trainer import demo_data
-from ..trainer.config import DatasetConfig, ModelConfig, OptimizerConfig, RecipeConfig
+from ..trainer.config import DatasetConfig, OptimizerConfig, RecipeConfig
 from ..trainer.flux.variants import fingerprint
 from ..trainer.header import read_header
 from .handles import ModelHandle
@@ -107,10 +107,8 @@ class Demo:
 
 def make(folder: Path) -> Demo:
     """Write the demo's files into ``folder`` (those there are left) and describe a training of them."""
-    paths = {name: str(path) for name, path in demo_data.write_demo(folder).items()}
-    return Demo(
-        model=ModelHandle(config=ModelConfig(flux=paths["flux"], clip_l=paths["captions"], t5=paths["captions"], vae=paths["vae"])),
-        dataset=DatasetConfig(folder=paths["drawings"], resolution=demo_data.SIZE, bucket_step=16),
-        optimizer=OptimizerConfig(lr=2e-3, weight_precision="f32"),
-        recipe=RecipeConfig(batch_size=16),
-        clip=DemoClip(paths["captions"]), vae=DemoVae(paths["vae"]))
+    paths = demo_data.write_demo(folder)
+    settings = demo_data.settings(paths)
+    return Demo(model=ModelHandle(config=settings["model"]), dataset=settings["dataset"],
+                optimizer=settings["optimizer"], recipe=settings["recipe"],
+                clip=DemoClip(str(paths["captions"])), vae=DemoVae(str(paths["vae"])))

@@ -17,19 +17,19 @@ class FluxFFTExport(io.ComfyNode):
             node_id="FluxFFTExport",
             display_name="Export Checkpoint",
             category=handles.CATEGORY,
-            description="Writes the weights of the run as one file into models/diffusion_models, for Load Diffusion Model. "
-            "The recipe goes into its metadata.",
+            description="Writes the weights of the run as one file into models/diffusion_models, for Load Diffusion "
+                        "Model. The recipe goes into its metadata.",
             inputs=[
                 handles.Run.Input("run", tooltip="The run to export, from Train Steps, Start or Open a Run."),
                 io.String.Input("filename", default="{run}_{step}",
-                                tooltip="Name of the file, below models/diffusion_models; {run} and {step} stand for the run's name "
-                                "and step. Change it when that name is taken."),
+                                tooltip="Name of the file, below models/diffusion_models; {run} and {step} stand "
+                                        "for the run's name and step. Change it when that name is taken."),
                 io.Combo.Input("dtype", options=list(DTYPES), default="bf16",
-                               tooltip="bf16: 24 GB for FLUX.1, right for use. f32: 48 GB and exact, to compare or train further "
-                               "elsewhere. f16: 24 GB, for programs that cannot read bf16."),
+                               tooltip="bf16: 24 GB for FLUX.1, right for use. f32: 48 GB and exact, to compare or "
+                                       "train further elsewhere. f16: 24 GB, for programs that cannot read bf16."),
                 io.Boolean.Input("overwrite", default=False,
-                                 tooltip="Replace a file of that name. Leave it off to be stopped instead; the old file stays whole "
-                                 "until the new one is."),
+                                 tooltip="Replace a file of that name. Leave it off to be stopped instead; the old "
+                                         "file stays whole until the new one is."),
             ],
             outputs=[handles.Run.Output("run_out", display_name="run"), io.String.Output("path", display_name="path")],
             hidden=[io.Hidden.unique_id],

@@ -24,7 +24,8 @@ class FluxFFTModel(io.ComfyNode):
             inputs=[
                 io.Combo.Input("flux", options=bridge.model_files("diffusion_models", "checkpoints"),
                                tooltip="File of the Flux weights, bf16, f16 or f32, from models/diffusion_models or "
-                               "models/checkpoints. Choose dev, Krea or schnell; fp8, nf4 and GGUF files cannot be trained."),
+                                       "models/checkpoints. Choose dev, Krea or schnell; fp8, nf4 and GGUF files "
+                                       "cannot be trained."),
                 io.Combo.Input("clip_l", options=encoders,
                                tooltip="File of the CLIP-L text encoder (clip_l.safetensors). "
                                f"Choose '{FROM_LINK}' when clip_override is connected."),

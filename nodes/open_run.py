@@ -16,7 +16,8 @@ class FluxFFTOpenRun(io.ComfyNode):
             node_id="FluxFFTOpenRun",
             display_name="Open a Run",
             category=handles.CATEGORY,
-            description="A run as it is now, to preview, plot or export it without describing it again. It trains nothing by itself.",
+            description="A run as it is now, to preview, plot or export it without describing it again. It trains "
+                        "nothing by itself.",
             inputs=[
                 io.Combo.Input("run_name", options=_names(),
                                tooltip="Name of the run, as its folder below output/flux_fft is called. "

@@ -13,8 +13,9 @@ from . import handles
 def _rate(default: str) -> Any:
     # Text, since float widgets round: 3.5e-6 would become 0.00.
     return io.String.Input("learning_rate", default=default,
-                           tooltip="How far a step may move a weight, as a plain number such as 3.5e-6. Lower it when the loss "
-                           "jumps or pictures fall apart; raise it when previews hardly change. 0 changes nothing.")
+                           tooltip="How far a step may move a weight, as a plain number such as 3.5e-6. Lower it "
+                                   "when the loss jumps or pictures fall apart; raise it when previews hardly "
+                                   "change. 0 changes nothing.")
 
 
 def _decay() -> Any:
@@ -25,19 +26,22 @@ def _decay() -> Any:
 
 def _beta(name: str, default: float, what: str) -> Any:
     return io.Float.Input(name, default=default, min=0.0, max=0.9999, step=0.0001,
-                          tooltip=f"Share of {what} kept at each step, 0 to 1. Change it only to try another published recipe.")
+                          tooltip=f"Share of {what} kept at each step, 0 to 1. Change it only to try another "
+                                  "published recipe.")
 
 
 def _storage() -> list[Any]:
     return [
         io.String.Input("eps", default="1e-8",
-                        tooltip="Small number added before dividing, such as 1e-8. Raise it (1e-6) if the loss becomes NaN."),
+                        tooltip="Small number added before dividing, such as 1e-8. Raise it (1e-6) if the loss "
+                                "becomes NaN."),
         io.Combo.Input("state_format", options=list(STATE_FORMATS), default=OptimizerConfig.state_format,
-                       tooltip="How the optimizer's memory is kept in RAM: f32 takes 4 bytes for each weight and moment. "
-                       "Choose a smaller one when the plan says that RAM is short."),
+                       tooltip="How the optimizer's memory is kept in RAM: f32 takes 4 bytes for each weight and "
+                               "moment. Choose a smaller one when the plan says that RAM is short."),
         io.Combo.Input("weight_precision", options=list(WEIGHT_PRECISIONS), default=OptimizerConfig.weight_precision,
-                       tooltip="split: bf16 weights on the GPU and the rest of each float32 weight in RAM, exact to the bit, "
-                       "4 bytes a weight. f32: whole float32 weights, 4 bytes each on the GPU too, for tiny models and tests."),
+                       tooltip="split: bf16 weights on the GPU and the rest of each float32 weight in RAM, exact to "
+                               "the bit, 4 bytes a weight. f32: whole float32 weights, 4 bytes each on the GPU too, "
+                               "for tiny models and tests."),
     ]
 
 
@@ -48,18 +52,21 @@ class FluxFFTOptimizerNAdam(io.ComfyNode):
             node_id="FluxFFTOptimizerNAdam",
             display_name="Optimizer: NAdam / AdamW",
             category=handles.CATEGORY,
-            description="Adam, AdamW, NAdam or NAdamW with its memory in RAM. The settings shown are the method author's.",
+            description="Adam, AdamW, NAdam or NAdamW with its memory in RAM. The settings shown are the method "
+                        "author's.",
             inputs=[
                 _rate("3.5e-6"),
                 io.Boolean.Input("nesterov", default=True,
-                                 tooltip="On: NAdam, which looks one step ahead. Off: plain Adam, to repeat an Adam recipe."),
+                                 tooltip="On: NAdam, which looks one step ahead. Off: plain Adam, to repeat an Adam "
+                                         "recipe."),
                 io.Boolean.Input("cautious", default=True,
                                  tooltip="Leave out the parts of a step that point against the newest gradient. "
                                  "Turn it off to repeat a recipe of another program."),
                 _decay(),
                 io.Boolean.Input("decoupled_decay", default=True,
-                                 tooltip="How weight_decay acts. On: on the weights themselves (AdamW, NAdamW). Off: through the "
-                                 "gradient (Adam, NAdam). It matters only where weight_decay is above 0."),
+                                 tooltip="How weight_decay acts. On: on the weights themselves (AdamW, NAdamW). "
+                                         "Off: through the gradient (Adam, NAdam). It matters only where "
+                                         "weight_decay is above 0."),
                 _beta("beta1", 0.9, "the running mean of gradients"),
                 _beta("beta2", 0.999, "the running mean of squared gradients"),
                 *_storage(),
@@ -76,8 +83,9 @@ class FluxFFTOptimizerNAdam(io.ComfyNode):
                 weight_precision) -> io.NodeOutput:
         return io.NodeOutput(OptimizerConfig(
             kind="nadam", lr=handles.number("learning_rate", learning_rate), betas=(beta1, beta2),
-            eps=handles.number("eps", eps), weight_decay=weight_decay, nesterov=nesterov, decoupled_decay=decoupled_decay,
-            cautious=cautious, state_format=state_format, weight_precision=weight_precision))
+            eps=handles.number("eps", eps), weight_decay=weight_decay, nesterov=nesterov,
+            decoupled_decay=decoupled_decay, cautious=cautious, state_format=state_format,
+            weight_precision=weight_precision))
 
 
 class FluxFFTOptimizerAdan(io.ComfyNode):
@@ -87,8 +95,9 @@ class FluxFFTOptimizerAdan(io.ComfyNode):
             node_id="FluxFFTOptimizerAdan",
             display_name="Optimizer: Adan",
             category=handles.CATEGORY,
-            description="Adan with its memory in RAM: three running means and the gradient before. Needs more RAM than NAdam "
-            "and about ten times its learning rate. The settings shown are the method author's.",
+            description="Adan with its memory in RAM: three running means and the gradient before. Needs more RAM "
+                        "than NAdam and about ten times its learning rate. The settings shown are the method "
+                        "author's.",
             inputs=[
                 _rate("3.3e-5"),
                 _decay(),

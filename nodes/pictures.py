@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..trainer.files import read_json, replace, write_json
 from ..trainer.flux.variants import require_flux
-from . import bridge, bridge_model, registry
+from . import bridge_model, registry
 from .encoders import Encoders
 from .handles import PreviewSettings, RunHandle
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def predictor(handle: RunHandle) -> bridge_model.Predict:
-    """The velocity of a run's weights at the handle's step, as the proxy MODEL asks for it; Cancel is heard meanwhile."""
+    """The velocity of a run's weights at the handle's step, as the proxy MODEL asks for it. Cancel is heard."""
     from ..trainer.protocol import RunMovedOn
 
     def ask(*values: Any) -> Tensor:
@@ -116,7 +116,8 @@ class Sampler:
         about = dataclasses.asdict(self.settings)
         about.pop("every_n_steps")
         about["prompt"] = about.pop("prompts")[index]
-        return {"run": self.run.name, "uid": self.run.uid, "rollbacks": self.run.rollbacks, "step": step, "index": index} | about
+        run = self.run
+        return {"run": run.name, "uid": run.uid, "rollbacks": run.rollbacks, "step": step, "index": index} | about
 
     def _key(self, step: int, index: int) -> str:
         about = self._about(step, index)
@@ -143,7 +144,8 @@ def as_images(paths: Sequence[Path]) -> Tensor:
     import torch
     from PIL import Image
 
-    return torch.stack([torch.from_numpy(numpy.asarray(Image.open(p).convert("RGB"), dtype="float32") / 255) for p in paths])
+    pictures = [numpy.asarray(Image.open(p).convert("RGB"), dtype="float32") for p in paths]
+    return torch.from_numpy(numpy.stack(pictures) / 255)
 
 
 def thumbnail(paths: Sequence[Path]) -> Image | None:

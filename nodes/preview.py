@@ -18,8 +18,8 @@ class FluxFFTPreviewSettings(io.ComfyNode):
             description="Which pictures are sampled from the weights in training, and how often.",
             inputs=[
                 io.String.Input("prompts", default="", multiline=True,
-                                tooltip="What to sample, one prompt on each line. Choose some like your captions and some unlike "
-                                "them, to see what is learned and what is forgotten."),
+                                tooltip="What to sample, one prompt on each line. Choose some like your captions "
+                                        "and some unlike them, to see what is learned and what is forgotten."),
                 io.Int.Input("width", default=1024, min=16, max=8192, step=16,
                              tooltip="Width of the pictures in pixels. Lower it to preview faster."),
                 io.Int.Input("height", default=1024, min=16, max=8192, step=16,
@@ -27,7 +27,8 @@ class FluxFFTPreviewSettings(io.ComfyNode):
                 io.Combo.Input("sampler_name", options=samplers, default="euler",
                                tooltip="ComfyUI's sampler. Choose the one that you will use the model with."),
                 io.Combo.Input("scheduler", options=schedulers, default="simple",
-                               tooltip="ComfyUI's schedule of noise levels. Choose the one that you will use the model with."),
+                               tooltip="ComfyUI's schedule of noise levels. Choose the one that you will use the "
+                                       "model with."),
                 io.Int.Input("sampling_steps", default=20, min=1, max=1000,
                              tooltip="Sampler steps per picture. Lower it to preview faster; 4 is enough for schnell."),
                 io.Float.Input("guidance", default=3.5, min=0.0, max=100.0, step=0.1,
@@ -37,11 +38,11 @@ class FluxFFTPreviewSettings(io.ComfyNode):
                                tooltip="Classifier-free guidance against an empty prompt; 1: off, as Flux is used. "
                                "Other values take twice as long."),
                 io.Int.Input("preview_seed", default=0, min=0, max=2**53 - 1,
-                             tooltip="Number from which the noise of every picture is made. Leave it as it is, so that pictures of "
-                             "different steps can be compared."),
+                             tooltip="Number from which the noise of every picture is made. Leave it as it is, so "
+                                     "that pictures of different steps can be compared."),
                 io.Int.Input("every_n_steps", default=250, min=0, max=10_000_000,
-                             tooltip="Train Steps samples at every multiple of this many steps; 0: only Preview nodes do. "
-                             "Lower it to see more, raise it to train with fewer breaks."),
+                             tooltip="Train Steps samples at every multiple of this many steps; 0: only Preview "
+                                     "nodes do. Lower it to see more, raise it to train with fewer breaks."),
             ],
             outputs=[handles.Previews.Output("previews", display_name="previews")],
         )
@@ -52,7 +53,8 @@ class FluxFFTPreviewSettings(io.ComfyNode):
         lines = tuple(line.strip() for line in prompts.splitlines() if line.strip())
         if not lines:
             raise ValueError("prompts is empty: write at least one prompt, each on a line of its own")
-        for name, value, choices in zip(("sampler_name", "scheduler"), (sampler_name, scheduler), bridge_model.samplers(), strict=True):
+        samplers, schedulers = bridge_model.samplers()
+        for name, value, choices in (("sampler_name", sampler_name, samplers), ("scheduler", scheduler, schedulers)):
             if value not in choices:
                 raise ValueError(f"{name} is {value!r}: this ComfyUI does not have it, choose another")
         for name, value in (("width", width), ("height", height)):
@@ -60,7 +62,8 @@ class FluxFFTPreviewSettings(io.ComfyNode):
                 raise ValueError(f"{name} is {value}: give a multiple of 16")
         return io.NodeOutput(handles.PreviewSettings(
             prompts=lines, width=width, height=height, sampler=sampler_name, scheduler=scheduler,
-            sampling_steps=sampling_steps, guidance=guidance, cfg=cfg, preview_seed=preview_seed, every_n_steps=every_n_steps))
+            sampling_steps=sampling_steps, guidance=guidance, cfg=cfg, preview_seed=preview_seed,
+            every_n_steps=every_n_steps))
 
 
 class FluxFFTPreview(io.ComfyNode):
@@ -70,13 +73,15 @@ class FluxFFTPreview(io.ComfyNode):
             node_id="FluxFFTPreview",
             display_name="Preview the Run",
             category=handles.CATEGORY,
-            description="Samples the pictures of Preview Settings at this point of the graph. Once the run has been trained further, "
-            "the pictures that were kept at this step are shown again.",
+            description="Samples the pictures of Preview Settings at this point of the graph. Once the run has been "
+                        "trained further, the pictures that were kept at this step are shown again.",
             inputs=[
                 handles.Run.Input("run", tooltip="The run, from Train Steps, Start or Open a Run."),
-                handles.Previews.Input("previews", tooltip="What to sample, from Preview Settings. Its every_n_steps plays no part here."),
+                handles.Previews.Input("previews", tooltip="What to sample, from Preview Settings. Its "
+                                                           "every_n_steps plays no part here."),
             ],
-            outputs=[handles.Run.Output("run_out", display_name="run"), io.Image.Output("images", display_name="images")],
+            outputs=[handles.Run.Output("run_out", display_name="run"),
+                     io.Image.Output("images", display_name="images")],
             hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )

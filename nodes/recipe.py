@@ -17,20 +17,23 @@ class FluxFFTRecipe(io.ComfyNode):
             node_id="FluxFFTRecipe",
             display_name="Training Recipe",
             category=handles.CATEGORY,
-            description="Batch size, noise levels, loss, learning-rate schedule and saving. The settings shown are the defaults.",
+            description="Batch size, noise levels, loss, learning-rate schedule and saving. The settings shown are "
+                        "the defaults.",
             inputs=[
                 io.Int.Input("batch_size", default=_DEFAULT.batch_size, min=1, max=1024,
-                             tooltip="Pictures per step. More make a step steadier and slower and need more memory; lower it when "
-                             "memory is short."),
-                io.Combo.Input("timestep_sampling", options=list(TIMESTEP_SAMPLINGS), default=_DEFAULT.timestep_sampling,
-                               tooltip="Which noise levels are trained. flux_shift: as Flux itself samples at the picture's size. "
-                               "shift: moved by the shift input. sigmoid: mostly middle levels. uniform: all alike."),
+                             tooltip="Pictures per step. More make a step steadier and slower and need more memory; "
+                                     "lower it when memory is short."),
+                io.Combo.Input("timestep_sampling", options=list(TIMESTEP_SAMPLINGS),
+                               default=_DEFAULT.timestep_sampling,
+                               tooltip="Which noise levels are trained. flux_shift: as Flux itself samples at the "
+                                       "picture's size. shift: moved by the shift input. sigmoid: mostly middle "
+                                       "levels. uniform: all alike."),
                 io.Float.Input("shift", default=_DEFAULT.shift, min=0.01, max=100.0, step=0.01,
-                               tooltip="Only for timestep_sampling 'shift': above 1 trains noisier pictures (composition), "
-                               "below 1 cleaner ones (detail). No unit."),
+                               tooltip="Only for timestep_sampling 'shift': above 1 trains noisier pictures "
+                                       "(composition), below 1 cleaner ones (detail). No unit."),
                 io.Combo.Input("loss", options=list(LOSSES), default=_DEFAULT.loss,
-                               tooltip="How errors count. l2: squared. huber and smooth_l1 count large errors less: choose one when "
-                               "a few odd pictures disturb the training."),
+                               tooltip="How errors count. l2: squared. huber and smooth_l1 count large errors less: "
+                                       "choose one when a few odd pictures disturb the training."),
                 io.Float.Input("huber_delta", default=_DEFAULT.huber_delta, min=0.0001, max=100.0, step=0.0001,
                                tooltip="Only for huber and smooth_l1: error above which they count less. "
                                "Lower it to ignore odd pictures more."),
@@ -38,11 +41,11 @@ class FluxFFTRecipe(io.ComfyNode):
                                tooltip="Guidance value that FLUX.1 dev is told while training; schnell has none. "
                                "Leave 1 and sample with 3.5 as usual, unless you repeat another recipe."),
                 io.Combo.Input("lr_schedule", options=list(LR_SCHEDULES), default=_DEFAULT.lr_schedule,
-                               tooltip="constant, or a learning rate that falls until schedule_steps (cosine, linear) and then "
-                               "stays. Choose a falling one for a last polish."),
+                               tooltip="constant, or a learning rate that falls until schedule_steps (cosine, "
+                                       "linear) and then stays. Choose a falling one for a last polish."),
                 io.Int.Input("warmup_steps", default=_DEFAULT.warmup_steps, min=0, max=10_000_000,
-                             tooltip="Steps over which the learning rate rises from zero. Set 20 to 100 when the first steps "
-                             "disturb the model."),
+                             tooltip="Steps over which the learning rate rises from zero. Set 20 to 100 when the "
+                                     "first steps disturb the model."),
                 io.Int.Input("schedule_steps", default=_DEFAULT.schedule_steps, min=0, max=10_000_000,
                              tooltip="Step at which a falling schedule has come down. Needed for cosine and linear; "
                              "training may go on beyond it."),
@@ -53,14 +56,15 @@ class FluxFFTRecipe(io.ComfyNode):
                                tooltip="Share of pictures (0 to 1) trained without their caption. "
                                "Set 0.05 to 0.1 when training a style that should show without being named."),
                 io.Int.Input("training_seed", default=_DEFAULT.training_seed, min=0, max=2**53 - 1,
-                             tooltip="Number from which noise, order and dropout are made: the same number repeats a training. "
-                             "Change it for another try with equal settings."),
+                             tooltip="Number from which noise, order and dropout are made: the same number repeats "
+                                     "a training. Change it for another try with equal settings."),
                 io.Int.Input("save_every_steps", default=_DEFAULT.save_every_steps, min=0, max=10_000_000,
-                             tooltip="Save the whole run (tens of GB for FLUX.1) every so many steps; 0: only by time, on stop and "
-                             "at the end."),
-                io.Float.Input("save_every_minutes", default=_DEFAULT.save_every_minutes, min=0.0, max=100000.0, step=1.0,
-                               tooltip="Save the whole run every so many minutes, so that a crash costs at most these; 0: never by "
-                               "time. Raise it when saving is slow."),
+                             tooltip="Save the whole run (tens of GB for FLUX.1) every so many steps; 0: only by "
+                                     "time, on stop and at the end."),
+                io.Float.Input("save_every_minutes", default=_DEFAULT.save_every_minutes, min=0.0, max=100000.0,
+                               step=1.0,
+                               tooltip="Save the whole run every so many minutes, so that a crash costs at most "
+                                       "these; 0: never by time. Raise it when saving is slow."),
             ],
             outputs=[handles.Recipe.Output("recipe", display_name="recipe")],
         )

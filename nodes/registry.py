@@ -46,7 +46,8 @@ def open_directory(handle: RunHandle) -> RunDirectory:
     try:
         run = RunDirectory(bridge.run_dir(handle.name))
     except ValueError as error:
-        raise ValueError(f"run {handle.name!r} cannot be opened ({error}): queue the graph again to start it anew") from None
+        raise ValueError(f"run {handle.name!r} cannot be opened ({error}): queue the graph again to start it "
+                         f"anew") from None
     if run.uid != handle.uid:
         raise ValueError(f"run {handle.name!r} is another one than when this graph last ran: queue it again")
     return run

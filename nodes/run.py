@@ -15,25 +15,28 @@ class FluxFFTStart(io.ComfyNode):
             node_id="FluxFFTStart",
             display_name="Start or Continue a Run",
             category=handles.CATEGORY,
-            description="Reads the pictures, encodes what is new and makes the run's folder, or finds the run that is there. "
-            "It trains nothing: connect Train Steps.",
+            description="Reads the pictures, encodes what is new and makes the run's folder, or finds the run that "
+                        "is there. It trains nothing: connect Train Steps.",
             inputs=[
                 handles.Model.Input("model", tooltip="The Flux to train, from Flux Model to Train or the demo."),
-                handles.Dataset.Input("dataset", tooltip="The pictures to train on, from Training Pictures or the demo."),
+                handles.Dataset.Input("dataset", tooltip="The pictures to train on, from Training Pictures or the "
+                                                         "demo."),
                 io.String.Input("run_name", default="my_flux",
-                                tooltip="Name of the run and of its folder below output/flux_fft. An existing run of this name "
-                                "is continued; change the name to begin another."),
+                                tooltip="Name of the run and of its folder below output/flux_fft. An existing run "
+                                        "of this name is continued; change the name to begin another."),
                 io.Combo.Input("if_different", options=list(start.CHOICES), default=start.STOP,
                                tooltip="What to do if a run of this name has another model, dataset or optimizer. "
-                               f"'{start.CONTINUE}' keeps its weights and kind of optimizer and takes the rest from this graph; "
-                               f"'{start.NEXT_NAME}' begins or finds name_2, name_3 and so on."),
+                                       f"'{start.CONTINUE}' keeps its weights and kind of optimizer and takes the "
+                                       f"rest from this graph; '{start.NEXT_NAME}' begins or finds name_2, name_3 "
+                                       "and so on."),
                 handles.Optimizer.Input("optimizer", optional=True,
                                         tooltip="How weights are changed. Not connected: NAdam at 3.5e-6."),
                 handles.Memory.Input("memory", optional=True,
                                      tooltip="Device and what waits in RAM. Not connected: decided automatically. "
                                      "Connect it when memory is short."),
                 handles.Recipe.Input("recipe", optional=True,
-                                     tooltip="Batch size, noise levels, loss and saving. Not connected: batch 5 and the defaults."),
+                                     tooltip="Batch size, noise levels, loss and saving. Not connected: batch 5 and "
+                                             "the defaults."),
             ],
             outputs=[handles.Run.Output("run", display_name="run")],
             hidden=[io.Hidden.unique_id],
@@ -65,19 +68,20 @@ class FluxFFTTrainSteps(io.ComfyNode):
             node_id="FluxFFTTrainSteps",
             display_name="Train Steps",
             category=handles.CATEGORY,
-            description="Trains the run until it is this many steps further than the run that comes in. Queue again after Cancel "
-            "to go on; raise the steps to train further. When the target is reached, nothing more happens.",
+            description="Trains the run until it is this many steps further than the run that comes in. Queue again "
+                        "after Cancel to go on; raise the steps to train further. When the target is reached, "
+                        "nothing more happens.",
             inputs=[
                 handles.Run.Input("run", tooltip="The run to train, from Start, Open a Run or an earlier Train Steps."),
                 io.Int.Input("steps", default=500, min=1, max=10_000_000,
-                             tooltip="Steps (updates of all weights) to train beyond the run that comes in. Raise it from 500 to 800 "
-                             "and queue again to train 300 more."),
+                             tooltip="Steps (updates of all weights) to train beyond the run that comes in. Raise "
+                                     "it from 500 to 800 and queue again to train 300 more."),
                 handles.Previews.Input("previews", optional=True,
-                                       tooltip="Pictures to sample every so many steps while training. Connect Preview Settings to "
-                                       "watch the model learn."),
+                                       tooltip="Pictures to sample every so many steps while training. Connect "
+                                               "Preview Settings to watch the model learn."),
                 io.AnyType.Input("after", optional=True,
-                                 tooltip="Anything that has to be done before this training starts. Connect the output of a sampler "
-                                 "that uses the run's MODEL at its earlier step."),
+                                 tooltip="Anything that has to be done before this training starts. Connect the "
+                                         "output of a sampler that uses the run's MODEL at its earlier step."),
             ],
             outputs=[handles.Run.Output("run_out", display_name="run")],
             hidden=[io.Hidden.unique_id],

@@ -14,9 +14,9 @@ class FluxFFTRunModel(io.ComfyNode):
             node_id="FluxFFTRunModel",
             display_name="Run as MODEL",
             category=handles.CATEGORY,
-            description="The weights in training as a MODEL for ComfyUI's own samplers, without a copy of them. It stands for the "
-            "run at one step: connect what you sample to 'after' of the next Train Steps. LoRAs, ControlNets and attention patches "
-            "do not work on it.",
+            description="The weights in training as a MODEL for ComfyUI's own samplers, without a copy of them. It "
+                        "stands for the run at one step: connect what you sample to 'after' of the next Train "
+                        "Steps. LoRAs, ControlNets and attention patches do not work on it.",
             inputs=[handles.Run.Input("run", tooltip="The run to sample, from Train Steps, Start or Open a Run.")],
             outputs=[io.Model.Output("model", display_name="MODEL")],
         )

@@ -115,7 +115,8 @@ def encode(config: RunConfig, model: ModelHandle, node_id: str | None) -> tuple[
             token_length=encoders.token_length, progress=_bar(node_id), run_dir=bridge.run_dir(config.name))
     lines = [f"{len(report.samples)} pictures, {len(report.buckets())} sizes"]
     if report.uncaptioned:
-        lines.append(f"{report.uncaptioned} pictures have no caption: trained with the trigger word, or their file name's words")
+        lines.append(f"{report.uncaptioned} pictures have no caption: trained with the trigger word, or their file "
+                     "name's words")
     if report.skipped:
         path, reason = report.skipped[0]
         lines.append(f"{len(report.skipped)} pictures cannot be used, such as {path}: {reason}")

@@ -1,4 +1,4 @@
-"""Train Steps' waiting: it ends on the target, on Cancel, on Pause and Stop, and when the run fails or its worker dies."""
+"""Train Steps' waiting: it ends at the target, on Cancel, Pause and Stop, and if the run fails or its worker dies."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 POLL = 0.25
 """Seconds that the wait for news takes at most: Cancel is heard this fast."""
+PACE = 0.05
+"""Seconds between two looks: a tiny model makes many steps in it."""
 PARKING = 120.0
 """Seconds to wait on Cancel for the step to end and VRAM to come back, before the prompt ends anyway."""
 
@@ -42,11 +44,11 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
     if at >= target:
         if routes is not None:
             routes.note(run.path, node_id, workflow_id)
-        return Outcome(reached, [f"Nothing to train: run {run.name!r} is at step {at} and this node's target is {target} "
-                                 f"(step {handle.step} + {steps}). Raise steps to train further."])
+        return Outcome(reached, [f"Nothing to train: run {run.name!r} is at step {at} and this node's target is "
+                                 f"{target} (step {handle.step} + {steps}). Raise steps to train further."])
     if at < handle.step:
-        raise ValueError(f"run {run.name!r} is at step {at}, before the step {handle.step} that this node goes on from: "
-                         "its later steps were lost or rolled back; queue the graph again")
+        raise ValueError(f"run {run.name!r} is at step {at}, before the step {handle.step} that this node goes on "
+                         "from: its later steps were lost or rolled back; queue the graph again")
     watching = contextlib.nullcontext() if routes is None else routes.watching(
         run.path, node_id=node_id, workflow_id=workflow_id)
     started = time.monotonic()
@@ -54,8 +56,7 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
         sampler.encode_prompts()
         bridge.unload_models()
         client = registry.cancellable(registry.client, run.name)
-        begun = client.status()
-        at = begun["step"]
+        at = _now(client)["step"]
         images = _train(run, client, at, target, sampler, node_id)
     losses = [loss for step, loss in run.losses() if step > at]
     lines = [f"Trained run {run.name!r} from step {at} to {target} in {_duration(time.monotonic() - started)}"]
@@ -71,7 +72,8 @@ def _train(run: RunDirectory, client: WorkerClient, start: int, target: int, sam
     images: list[dict[str, str]] = []
     with _parked_on_error(client):
         for stop in [*sampler.stops(start, target), target]:
-            client.train(target, pause_at=stop if stop < target else None)
+            # It may have to wait for a worker that is saving, to exit.
+            registry.cancellable(client.train, target, pause_at=stop if stop < target else None)
             _wait(client, start, stop, bar)
             if sampler.due(stop):
                 taken = sampler.take(stop)
@@ -83,23 +85,29 @@ def _train(run: RunDirectory, client: WorkerClient, start: int, target: int, sam
 
 def _wait(client: WorkerClient, start: int, stop: int, bar: bridge.Progress) -> None:
     """Until the run is at ``stop``. Raises what ended it before."""
-    since = client.status()["last_event"]
+    since = _now(client)["last_event"]
     while True:
-        status = client.status(since=since, wait=POLL)
+        status = registry.cancellable(client.status, since=since, wait=POLL)
         since = status["last_event"]
         bar.update(max(status["step"] - start, 0))
         bridge.throw_if_cancelled()
+        time.sleep(PACE)
         state = status["state"]
         if state == "failed":
             raise RuntimeError(f"run {status['run']!r} failed at step {status['step']}: {status['error']}")
         if state == "interrupted":
-            raise RuntimeError(f"the worker of run {status['run']!r} is gone at step {status['step']}: queue again to go on from "
-                               f"step {status['resume_step']} (worker.log in its folder says more)")
+            raise RuntimeError(f"the worker of run {status['run']!r} is gone at step {status['step']}: queue again "
+                               f"to go on from step {status['resume_step']} (worker.log in its folder says more)")
         if state in ("paused", "finished", "stopped") and status["step"] >= stop:
             return
         if state in ("paused", "stopped"):  # by the panel, or by another client: as the user's Cancel
             log.info("run %s was %s at step %d", status["run"], state, status["step"])
             raise bridge.end_prompt()
+
+
+def _now(client: WorkerClient) -> dict[str, Any]:
+    """The status without past events."""
+    return registry.cancellable(client.status, since=1 << 53)
 
 
 @contextlib.contextmanager
@@ -108,11 +116,21 @@ def _parked_on_error(client: WorkerClient) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Exception):
-            parked = threading.Thread(target=client.pause, daemon=True)
-            parked.start()
-            parked.join(PARKING)
+        _park(client)
         raise
+
+
+def _park(client: WorkerClient) -> None:
+    def pause() -> None:
+        with contextlib.suppress(Exception):  # it may be dead: what went wrong first is what counts
+            client.pause()
+
+    thread = threading.Thread(target=pause, name="flux-fft-pause", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + PARKING
+    while thread.is_alive() and time.monotonic() < deadline:
+        thread.join(0.1)
+        bridge.throw_if_cancelled()  # a second Cancel does not wait
 
 
 def _routes() -> Any:

@@ -74,8 +74,7 @@ def _masters(group: Group, piece: Piece) -> Iterator[Tensor]:
 
 
 def _state_tensors(group: Group) -> dict[str, Tensor]:
-    label = dtype_name(group.dtype)
-    return {f"{label}.weight": group.current, **{f"{label}.{k}": t for k, t in group.storage.items()}}
+    return {f"{group.label}.weight": group.current, **{f"{group.label}.{k}": t for k, t in group.storage.items()}}
 
 
 def _layout(stage: Stage) -> str:

@@ -18,8 +18,8 @@ FORMAT_VERSION = 1
 """Version of ``config.json`` and of the run directory that holds it."""
 
 OPTIMIZERS = ("nadam", "adan")
-STATE_FORMATS = ("f32",)
-WEIGHT_PRECISIONS = ("split", "f32")
+STATE_FORMATS = ("log16", "f24", "f32", "u16pow", "bf16", "int8")
+WEIGHT_PRECISIONS = ("split", "stochastic", "nearest", "f32")
 TIMESTEP_SAMPLINGS = ("flux_shift", "shift", "sigmoid", "uniform")
 LOSSES = ("l2", "huber", "smooth_l1")
 LR_SCHEDULES = ("constant", "cosine", "linear")
@@ -118,10 +118,12 @@ class OptimizerConfig:
     """Leave out what disagrees in sign with the gradient (arXiv 2411.16085). Ignored by Adan."""
     no_prox: bool = False
     """Adan only: decay the weights before the update rather than by the proximal step after it."""
-    state_format: str = "f32"
-    """How the moments are stored in host memory."""
+    state_format: str = "log16"
+    """How the moments are stored in host memory: ``log16`` (2 bytes each), ``f24`` (3), ``f32`` (4), ``u16pow`` (2, the
+    prototype's older code), ``bf16`` (2) or ``int8`` (1)."""
     weight_precision: str = "split"
-    """``split``: bf16 weights with an exact float32 master; ``f32``: whole float32 weights (small models)."""
+    """``split``: bf16 weights with an exact float32 master (2 bytes more in host memory); ``stochastic``: bf16 weights
+    rounded at random; ``nearest``: plainly rounded (small steps are lost); ``f32``: float32 weights (small models)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))

@@ -35,7 +35,11 @@ class NonFiniteLoss(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one update did. ``seconds`` is wall time; ``timesteps`` the noise level of each sample."""
+    """What one update did.
+
+    ``seconds`` is wall time; ``timesteps`` the noise level of each sample; ``not_finite`` names the stages whose
+    gradients were not all finite: what they hold of that dtype was left as it was.
+    """
 
     step: int
     loss: float
@@ -43,6 +47,7 @@ class StepReport:
     seconds: float
     samples: tuple[int, ...]
     timesteps: tuple[float, ...]
+    not_finite: tuple[str, ...] = ()
 
 
 class Trainer:
@@ -110,6 +115,7 @@ class Trainer:
             self.updated.append(stage.name)
 
         self.step, self.updated = step, []
+        bad = [stage.name for stage in self.stages if not all(bool(group.finite) for group in stage.arena.groups)]
         return StepReport(
             step=step,
             loss=loss,
@@ -117,6 +123,7 @@ class Trainer:
             seconds=time.perf_counter() - started,
             samples=tuple(samples),
             timesteps=tuple(levels),
+            not_finite=tuple(bad),
         )
 
     @torch.no_grad()

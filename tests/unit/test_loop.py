@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from trainer.config import STATE_FORMATS, WEIGHT_PRECISIONS
 from trainer.loop import NonFiniteLoss, Trainer
 from trainer.weights import write_safetensors
 
@@ -14,8 +15,8 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     found = {}
     for stage in trainer.stages:
         for group in stage.arena.groups:
-            found[f"{stage.name}.{group.dtype}"] = group.current.clone()
-            found |= {f"{stage.name}.{group.dtype}.{k}": t.clone() for k, t in group.storage.items()}
+            tensors = {"weight": group.current, **group.storage}
+            found |= {f"{stage.name}.{group.key}.{k}": t.clone() for k, t in tensors.items()}
     return found
 
 
@@ -55,16 +56,18 @@ def test_chunk_size_changes_no_bit(tiny, monkeypatch, chunk):
 
 
 def test_micro_batches_give_the_same_step(tiny):
-    plain = trained(tiny, 1, "plain", optimizer={"eps": 1e-4})
-    split = trained(tiny, 1, "split", optimizer={"eps": 1e-4}, memory={"micro_batch": 1})
+    plain = trained(tiny, 1, "plain", optimizer={"eps": 1e-4, "state_format": "f32"})
+    split = trained(tiny, 1, "split", optimizer={"eps": 1e-4, "state_format": "f32"}, memory={"micro_batch": 1})
     for name, value in weights(plain).items():
         assert torch.allclose(value, weights(split)[name], rtol=1e-4, atol=1e-6), name
 
 
 @pytest.mark.parametrize("kind", [{}, {"kind": "adan", "betas": (0.98, 0.92, 0.99)}])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_parameter_moves(tiny, kind, precision):
-    config, folder, manifest = tiny(optimizer={**kind, "weight_precision": precision, "lr": 1e-4})
+@pytest.mark.parametrize("precision", WEIGHT_PRECISIONS)
+@pytest.mark.parametrize("state_format", STATE_FORMATS)
+def test_every_parameter_moves(tiny, kind, precision, state_format):
+    optimizer = {**kind, "weight_precision": precision, "state_format": state_format}
+    config, folder, manifest = tiny(optimizer={**optimizer, "lr": 1e-3 if precision == "nearest" else 1e-4})
     trainer = Trainer(config, folder, dataset=manifest)
     before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
     for _ in range(3):
@@ -80,7 +83,8 @@ def test_a_small_learning_rate_moves_the_master_exactly(tiny):
     config, folder, manifest = tiny(optimizer={"weight_precision": "split", "lr": 3.5e-6})
     trainer = Trainer(config, folder, dataset=manifest)
     block = trainer.stages[1].arena
-    (group,) = [g for g in block.groups if g.dtype == torch.bfloat16]
+    group = max(block.groups, key=lambda g: g.numel)
+    assert group.dtype == torch.bfloat16
     bf16, residual = group.current.clone(), group.storage["residual"].clone()
     trainer.train_step()
     assert (group.current != bf16).float().mean() < 0.2
@@ -100,9 +104,10 @@ def test_lr_zero_changes_no_weight(tiny):
 
 
 @pytest.mark.parametrize("kind", [{}, {"kind": "adan", "betas": (0.98, 0.92, 0.99)}])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_resuming_continues_bit_for_bit(tiny, tmp_path, kind, precision):
-    optimizer = {**kind, "weight_precision": precision}
+@pytest.mark.parametrize("precision", WEIGHT_PRECISIONS)
+@pytest.mark.parametrize("state_format", STATE_FORMATS)
+def test_resuming_continues_bit_for_bit(tiny, tmp_path, kind, precision, state_format):
+    optimizer = {**kind, "weight_precision": precision, "state_format": state_format}
     recipe = {"lr_schedule": "cosine", "warmup_steps": 3, "schedule_steps": 15, "caption_dropout": 0.3}
     straight = trained(tiny, 20, "straight", optimizer=optimizer, recipe=recipe)
     first = trained(tiny, 10, "first", optimizer=optimizer, recipe=recipe, memory={"blocks_to_swap": 1})
@@ -221,6 +226,20 @@ def test_f16_export_out_of_range_is_refused(tiny, tmp_path):
     with pytest.raises(ValueError, match="img_in.*float16"):
         write_safetensors(tmp_path / "out.safetensors", trainer.entries("f16"), {})
     assert not list(tmp_path.glob("out*"))
+
+
+def test_a_gradient_that_is_not_finite_leaves_its_tensors_untouched_and_is_told(tiny):
+    config, folder, manifest = tiny()
+    trainer = Trainer(config, folder, dataset=manifest)
+    trainer.train_step()
+    before, take = weights(trainer), trainer.stages[1].arena.take_gradients
+    trainer.stages[1].arena.take_gradients = lambda g, add: take([g[0] * float("inf"), *g[1:]], add=add)
+    report = trainer.train_step()
+    assert report.not_finite == ("double_blocks.0",)
+    after = weights(trainer)
+    same = {name for name in after if torch.equal(after[name], before[name])}
+    poisoned = trainer.stages[1].arena.groups[0].key
+    assert same == {name for name in after if name.startswith(f"double_blocks.0.{poisoned}.")}
 
 
 def test_noise_never_repeats_after_a_rollback(tiny):

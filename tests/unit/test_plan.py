@@ -5,7 +5,16 @@ import dataclasses
 import pytest
 import torch
 
-from trainer.config import DatasetConfig, MemoryConfig, ModelConfig, OptimizerConfig, RecipeConfig, RunConfig
+from trainer.config import (
+    STATE_FORMATS,
+    WEIGHT_PRECISIONS,
+    DatasetConfig,
+    MemoryConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RecipeConfig,
+    RunConfig,
+)
 from trainer.flux.model import TINY, FluxParams, build_meta
 from trainer.flux.variants import FileInfo
 from trainer.memory import plan
@@ -55,14 +64,29 @@ def test_flux_dev_has_its_published_size():
 
 
 @pytest.mark.parametrize("kind", [{}, ADAN])
-@pytest.mark.parametrize("precision, dtype", [("split", torch.bfloat16), ("f32", torch.float32)])
-def test_state_bytes_are_those_of_the_storage(kind, precision, dtype):
-    config = OptimizerConfig(**kind, weight_precision=precision)
-    storage = make_storage(spec_from_config(config, 0), 1024, dtype, "cpu")
-    real = sum(t.numel() * t.element_size() for t in storage.values()) / 1024
-    assert plan.state_bytes(config) == pytest.approx(real)
-    if not kind:  # two float32 moments, and the residual of a bf16 weight
-        assert real == (10 if precision == "split" else 8)
+@pytest.mark.parametrize("state_format", STATE_FORMATS)
+@pytest.mark.parametrize("precision", WEIGHT_PRECISIONS)
+def test_state_bytes_are_those_of_the_storage(kind, precision, state_format):
+    config = OptimizerConfig(**kind, weight_precision=precision, state_format=state_format)
+    dtype = torch.float32 if precision == "f32" else torch.bfloat16
+    storage = make_storage(spec_from_config(config, 0), 1 << 20, dtype, "cpu")
+    real = sum(t.numel() * t.element_size() for t in storage.values()) / (1 << 20)
+    assert plan.state_bytes(config) == pytest.approx(real, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({"state_format": "f32"}, 10),
+        ({"state_format": "f24"}, 8),
+        ({}, 6 + 8 / 256),  # log16: a float32 scale for each block of 256, of each moment
+        ({"state_format": "int8", "weight_precision": "stochastic"}, 2 + 8 / 256),
+        ({**ADAN, "weight_precision": "stochastic"}, 8 + 12 / 256),
+        (ADAN, 10 + 12 / 256),
+    ],
+)
+def test_the_designs_bytes_per_parameter(settings, expected):
+    assert plan.state_bytes(OptimizerConfig(**settings)) == pytest.approx(expected)
 
 
 def test_more_vram_never_swaps_more():

@@ -27,7 +27,7 @@ def make(tiny, name: str, streams=None, *, swap: int = 5, offload: str = "on", *
 def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
     trainer.conveyor.streams.synchronize()
     return {
-        f"{stage.name}.{group.dtype}.{name}": t.clone()
+        f"{stage.name}:{group.key}.{name}": t.clone()
         for stage in trainer.stages
         for group in stage.arena.groups
         for name, t in {"weight": group.current, **group.storage}.items()
@@ -138,7 +138,7 @@ def test_a_fault_leaves_every_stage_all_old_or_all_new(tiny, small_ring, monkeyp
     state = everything(victim)
     for stage in victim.stages:
         want = after if stage.name in victim.updated else before
-        names = [n for n in state if n.startswith(f"{stage.name}.torch")]
+        names = [n for n in state if n.startswith(f"{stage.name}:")]
         assert names
         for name in names:
             assert torch.equal(state[name], want[name]), f"{name}, updated: {victim.updated}"

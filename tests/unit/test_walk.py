@@ -25,7 +25,7 @@ def walked(trainer: Trainer, samples, levels, counters):
                 with trainer._inputs(stage, m) as inputs:
                     walk_back(stage, m, inputs, add=m is not micros[-1])
             for group in stage.arena.groups:
-                flat = trainer.conveyor.gradient(group.dtype, group.numel)
+                flat = trainer.conveyor.gradient(group.label, group.numel)
                 found |= {p.name: p.view(flat).clone() for p in group.pieces}
     return found, float(torch.cat([m.losses for m in micros]).mean())
 

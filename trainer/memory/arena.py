@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..optim.base import UpdateSpec, slice_storage, storage_layout, update_chunk_
+from ..optim.base import SMALL, UpdateSpec, finite, slice_storage, storage_layout, update_chunk_
 from .pools import Layout, layout
 from .streams import COMPUTE, DOWN, UP, Buffer
 
@@ -46,7 +46,7 @@ class Piece:
 
 
 class Group:
-    """The parameters of one dtype in one stage.
+    """Parameters of one dtype in one stage.
 
     ``home`` is the host's buffer: ``weight`` and the optimizer's storage. ``here`` is the device's
     copy of the weights while there is one; where the device is the host and the stage is resident,
@@ -62,13 +62,18 @@ class Group:
             self.pieces.append(Piece(name, parameter, start))
             start += -(-parameter.numel() // ALIGN) * ALIGN
         self.numel = start
+        size = "small" if all(p.parameter.numel() <= SMALL for p in self.pieces) else "large"
+        self.label = f"{str(self.dtype).removeprefix('torch.')}.{size}"
+        """Name of this group among its stage's."""
         self.key = zlib.crc32(named[0][0].encode())
         self.weight_layout: Layout = layout({"weight": (self.dtype, (self.numel,))})
         self.home_layout = self.weight_layout + layout(storage_layout(spec, self.numel, self.dtype))
         self.home = conveyor.host.make(self.home_layout)
         self.here: Buffer | None = None
+        self.finite: Tensor | None = None
+        """0-d bool on the device: whether the last step's gradients were all finite (else it changed nothing)."""
         self._point_at(self.home["weight"])
-        conveyor.reserve_gradient(self.dtype, self.numel)
+        conveyor.reserve_gradient(self.label, self.numel)
 
     @property
     def current(self) -> Tensor:
@@ -113,7 +118,7 @@ class Group:
 
     def take_gradients(self, gradients: Sequence[Tensor], *, add: bool) -> None:
         """Copy the parameters' gradients into the flat gradient (``add``: on top of what is there)."""
-        flat = self.conveyor.gradient(self.dtype, self.numel)
+        flat = self.conveyor.gradient(self.label, self.numel)
         views = [piece.view(flat) for piece in self.pieces]
         if add:
             torch._foreach_add_(views, [g.float() for g in gradients])
@@ -133,13 +138,14 @@ class Group:
         """One optimizer step from the flat gradient into spare buffers, which are returned: home's and here's.
 
         Nothing of the group itself has changed when it returns, or raises; ``commit`` puts the new
-        buffers in the old ones' place.
+        buffers in the old ones' place. Where a gradient is not finite, the new values are the old ones.
         """
         assert self.here is not None
         host, device, streams = self.conveyor.host, self.conveyor.device, self.conveyor.streams
         home = host.take(self.home_layout)
         here = home if self.here is self.home else device.take(self.weight_layout)
-        gradient = self.conveyor.gradient(self.dtype, self.numel)
+        gradient = self.conveyor.gradient(self.label, self.numel)
+        self.finite = finite(gradient)
         try:
             for start, stop in self.chunks():
                 weight = here["weight"][start:stop]
@@ -149,7 +155,7 @@ class Group:
                 ):
                     weight.copy_(self.here["weight"][start:stop])
                     update_chunk_(self.spec, weight, gradient[start:stop], states,
-                                  lr=lr, step=step, offset=start, key=self.key)  # fmt: skip
+                                  lr=lr, step=step, offset=start, key=self.key, ok=self.finite)  # fmt: skip
             if not self.resident:
                 self._send_weights(here, home)
         except BaseException:
@@ -181,15 +187,19 @@ class Group:
 
 
 class Arena:
-    """All parameters of one stage, in one group for each dtype."""
+    """All parameters of one stage, in one group for each dtype; small tensors, whose states stay float32, apart."""
 
     def __init__(
         self, named: Sequence[tuple[str, nn.Parameter]], spec: UpdateSpec, conveyor: Conveyor, *, resident: bool
     ):
-        by_dtype: dict[torch.dtype, list[tuple[str, nn.Parameter]]] = {}
+        small_spec = replace(spec, state_format=dict.fromkeys(spec.rule.states, "f32"))
+        kinds: dict[tuple[torch.dtype, bool], list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in named:
-            by_dtype.setdefault(parameter.dtype, []).append((name, parameter))
-        self.groups = [Group(group, spec, conveyor, resident) for group in by_dtype.values()]
+            kinds.setdefault((parameter.dtype, parameter.numel() <= SMALL), []).append((name, parameter))
+        self.groups = [
+            Group(group, small_spec if small else spec, conveyor, resident) for (_, small), group in kinds.items()
+        ]
+        assert len({group.label for group in self.groups}) == len(self.groups)
         self.parameters = [piece.parameter for group in self.groups for piece in group.pieces]
         self.resident = resident
         self.layout = tuple(group.weight_layout for group in self.groups)

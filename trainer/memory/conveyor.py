@@ -40,8 +40,8 @@ class Conveyor:
         self.device = Pool(streams, device)
         self.arenas: list[Arena] = []
         """Every stage's, in the order in which they were made."""
-        self._gradient_sizes: dict[torch.dtype, int] = {}
-        self._gradients: dict[torch.dtype, Tensor] = {}
+        self._gradient_sizes: dict[str, int] = {}
+        self._gradients: dict[str, Tensor] = {}
         self._route: deque[Arena] = deque()
         self._wanted: deque[Place] = deque()
         self._coming: deque[tuple[Place, Layout, Buffer]] = deque()
@@ -89,15 +89,15 @@ class Conveyor:
             self.device.give(shape, buffer)
         self._fill_ring()
 
-    def reserve_gradient(self, dtype: torch.dtype, numel: int) -> None:
-        """Ask for room for the gradients of one stage's parameters of ``dtype``; before the first is taken."""
-        self._gradient_sizes[dtype] = max(numel, self._gradient_sizes.get(dtype, 0))
+    def reserve_gradient(self, label: str, numel: int) -> None:
+        """Ask for room for the gradients of a stage's group of that label; before the first is taken."""
+        self._gradient_sizes[label] = max(numel, self._gradient_sizes.get(label, 0))
 
-    def gradient(self, dtype: torch.dtype, numel: int) -> Tensor:
+    def gradient(self, label: str, numel: int) -> Tensor:
         """The flat float32 gradient that all stages share in turn; what another has left in it is still there."""
-        if dtype not in self._gradients:
-            self._gradients[dtype] = torch.empty(self._gradient_sizes[dtype], device=self.device.device)
-        return self._gradients[dtype][:numel]
+        if label not in self._gradients:
+            self._gradients[label] = torch.empty(self._gradient_sizes[label], device=self.device.device)
+        return self._gradients[label][:numel]
 
     def park(self) -> None:
         """Bring all home and let go of the device's memory."""

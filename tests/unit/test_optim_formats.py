@@ -14,7 +14,7 @@ from trainer.optim.rounding import BLOCK, noise_of
 
 CPU = torch.device("cpu")
 NAMES = list(FORMATS)
-RELATIVE = {"f32": 0.0, "f24": 2**-16, "log16": 2**-10, "u16pow": 0.02, "bf16": 2**-7, "int8": 2**-3}
+RELATIVE = {"f32": 0.0, "f24": 2**-16, "log16": 2**-10, "u16pow": 0.02, "bf16": 2**-7, "int8": 0.27}
 """Largest error of a value near its block's maximum, relative to the value: a step where rounding is at random,
 half a step where it is to nearest (``log16`` and ``int8`` first moments do better than this)."""
 NEAREST = {"log16": 2**-11, "int8": 2**-4}
@@ -89,7 +89,7 @@ def test_second_moments_stay_positive(name: str, values: list[float], step: int)
     kept = keep(FORMATS[name], value, False, step)
     assert kept.isfinite().all() and not (kept < 0).any()
     maxima = block_maxima(value).double()
-    floor = {"log16": 2.0**-63.9, "int8": 2.0**-31.8}.get(name, 0.0)
+    floor = {"log16": 2.0**-63.9, "int8": 2.0**-43.7}.get(name, 0.0)
     full = (value > maxima * floor * 2) & (value > 2.0**-110)
     error = (kept.double() - value.double()).abs()
     assert (error[full] <= RELATIVE[name] * value.double()[full]).all()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .flux.variants import FileInfo
 from .memory.arena import CHUNK, Group, Piece
-from .optim.base import load_master_, master, slice_storage
+from .optim.base import load_master_, master
 from .walk import Stage
 from .weights import Entry, TensorFile, dtype_name, write_safetensors
 
@@ -38,18 +38,14 @@ def load_weights(stages: Sequence[Stage], path: str, info: FileInfo) -> None:
             for piece in group.pieces:
                 name, numel = info.tensor_name(piece.name), piece.parameter.numel()
                 for start in range(0, numel, CHUNK):
-                    stop = min(start + CHUNK, numel)
-                    _load_slice(group, piece.start + start, file.read(name, start, stop).float())
+                    values = file.read(name, start, min(start + CHUNK, numel)).float()
+                    place = slice(piece.start + start, piece.start + start + values.numel())
+                    load_master_(group.home["weight"][place], _residual(group, place), values)
 
 
-def _load_slice(group: Group, start: int, values: Tensor) -> None:
-    """Set the masters of ``values.numel()`` elements from ``start`` on, which is a multiple of 256."""
-    stop = start + values.numel()
-    padded = min(-(-stop // 256) * 256, group.numel)
-    storage = slice_storage(group.storage, start, padded, group.numel)
-    whole = torch.zeros(padded - start)
-    whole[: values.numel()] = values
-    load_master_(group.home["weight"][start:padded], storage, whole)
+def _residual(group: Group, place: slice) -> dict[str, Tensor]:
+    """What makes the weights of these elements exact, beside themselves."""
+    return {name: t[place] for name, t in group.storage.items() if name == "residual"}
 
 
 def export_entries(stages: Sequence[Stage], dtype: str) -> list[Entry]:
@@ -64,13 +60,10 @@ def export_entries(stages: Sequence[Stage], dtype: str) -> list[Entry]:
 
 
 def _masters(group: Group, piece: Piece) -> Iterator[Tensor]:
-    numel = piece.parameter.numel()
-    for start in range(piece.start, piece.start + numel, CHUNK):
-        stop = min(start + CHUNK, piece.start + numel)
-        padded = min(-(-stop // 256) * 256, group.numel)
-        storage = slice_storage(group.storage, start, padded, group.numel)
-        values = master(group.current[start:padded].cpu(), storage)[: stop - start]
-        yield values
+    end = piece.start + piece.parameter.numel()
+    for start in range(piece.start, end, CHUNK):
+        place = slice(start, min(start + CHUNK, end))
+        yield master(group.current[place].cpu(), _residual(group, place))
 
 
 def _state_tensors(group: Group) -> dict[str, Tensor]:

@@ -282,7 +282,7 @@ def test_looks_like_picture():
 
     for name in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "QOI", "JPEG2000"):
         assert images.looks_like_picture(head(format=name)), name
-    others = (b"", b"BMW is a car, and this is a caption of it", b"P3 is a text", b"\0\0\0\x18ftypisom", b"RIFF1234WAVE")
+    others = (b"", b"BMW is a car, and this is its caption", b"P3 is a text", b"\0\0\0\x18ftypisom", b"RIFF1234WAVE")
     for data in others:
         assert not images.looks_like_picture(data)
 

@@ -176,9 +176,10 @@ def test_command(tmp_path, capsys):
     assert data["usable"] == 1 and data["skipped"] == [{"path": "bad.png", "reason": data["skipped"][0]["reason"]}]
     assert run(tmp_path) == 0 and "1 usable" in capsys.readouterr().out
     os.remove(tmp_path / "\u00e9.png")
-    assert run(tmp_path, "--json") == 2
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["usable"] == 0 and captured.err.count("\n") == 1
+    with pytest.raises(ValueError, match="no usable picture"):
+        run(tmp_path, "--json")
+    assert json.loads(capsys.readouterr().out)["usable"] == 0
     for arguments in ((tmp_path / "none",), (tmp_path, "--resolution", "-3")):
-        assert run(*arguments) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        with pytest.raises(ValueError):
+            run(*arguments)
+        assert capsys.readouterr().out == ""

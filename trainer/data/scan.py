@@ -267,24 +267,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """``python -m trainer scan``: 0 with at least one usable picture, else 2 and one line on stderr."""
-    try:
-        # A resolution below the usual step is meant: a finer step then.
-        step = args.bucket_step or (64 if args.resolution >= 256 else 16)
-        report = survey(DatasetConfig(
-            folder=args.folder, resolution=args.resolution, bucket_step=step, trigger_word=args.trigger_word,
-            upscale=not args.no_upscale,
-        ))  # fmt: skip
-    except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    """``python -m trainer scan``. Raises ``ValueError`` if no picture is usable, after printing what was found."""
+    # A resolution below the usual step is meant: a finer step then.
+    step = args.bucket_step or (64 if args.resolution >= 256 else 16)
+    report = survey(DatasetConfig(
+        folder=args.folder, resolution=args.resolution, bucket_step=step, trigger_word=args.trigger_word,
+        upscale=not args.no_upscale,
+    ))  # fmt: skip
     if args.json:
         sys.stdout.write(json.dumps(report.as_dict(), ensure_ascii=True) + "\n")
     else:
         sys.stdout.write(_table(report))
     if not report.samples:
-        sys.stderr.write(nothing_usable(report) + "\n")
-        return 2
+        raise ValueError(nothing_usable(report))
     return 0
 
 

@@ -10,11 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from ..trainer.data.cache import Cache, caption_key
 from ..trainer.flux.variants import fingerprint, require_flux, text_length
+from ..trainer.header import read_header
 from . import bridge, demo_parts
 from .handles import ModelHandle
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+CLIP_L = ("text_model.encoder.layers.11.mlp.fc1.weight", (3072, 768))
+T5_XXL = ("encoder.block.23.layer.0.SelfAttention.k.weight", (4096, 4096))
+"""A tensor that tells each text encoder from others: ComfyUI would load any file, and encode nonsense."""
+
+
+def check_text_files(clip_l: str, t5: str) -> None:
+    """Raise ``ValueError`` unless one file is a CLIP-L and the other a T5-XXL, in either order."""
+    kinds = {"clip_l": (clip_l, "CLIP-L", CLIP_L), "t5": (t5, "T5-XXL", T5_XXL)}
+    headers = {path: read_header(path).tensors for path in (clip_l, t5)}
+    for name, (path, called, (tensor, shape)) in kinds.items():
+        if not any(tensor in tensors and tensors[tensor].shape == shape for tensors in headers.values()):
+            raise ValueError(f"{name} is {path}: this is no {called} text encoder, choose another file")
 
 
 class Encoders:
@@ -23,7 +38,8 @@ class Encoders:
     def __init__(self, model: ModelHandle) -> None:
         self.model = model
         self.cache = Cache(bridge.home() / "cache")
-        self.token_length = text_length(require_flux(model.config.flux))
+        self.info = require_flux(model.config.flux)
+        self.token_length = text_length(self.info)
         self._clip: Any = None
         self._vae: Any = None
 
@@ -64,6 +80,7 @@ class Encoders:
             if not path:
                 raise ValueError(f"{name} is not chosen: choose the file of this text encoder in Flux Model to Train, "
                                  "or connect a CLIP there")
+        check_text_files(config.clip_l, config.t5)
         return given
 
     def _linked(self, what: str) -> Any:
@@ -102,6 +119,11 @@ class Encoders:
         for text in texts:
             bridge.throw_if_cancelled()
             pairs.append(bridge.encode_text(self.clip(), text, self.token_length))
+        assert self.info.flux is not None
+        for got, wanted in zip(pairs[0], (self.info.flux["context_in_dim"], self.info.flux["vec_in_dim"]), strict=True):
+            if got.shape[-1] != wanted:
+                raise ValueError(f"clip_l and t5 give texts {got.shape[-1]} wide and this Flux takes {wanted}: choose the "
+                                 "text encoders it was made for in Flux Model to Train")
         return torch.stack([c for c, _ in pairs]), torch.stack([p for _, p in pairs])
 
     def encode_images(self, pixels: Tensor) -> Tensor:

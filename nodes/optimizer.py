@@ -36,12 +36,13 @@ def _storage() -> list[Any]:
                         tooltip="Small number added before dividing, such as 1e-8. Raise it (1e-6) if the loss "
                                 "becomes NaN."),
         io.Combo.Input("state_format", options=list(STATE_FORMATS), default=OptimizerConfig.state_format,
-                       tooltip="How the optimizer's memory is kept in RAM: f32 takes 4 bytes for each weight and "
-                               "moment. Choose a smaller one when the plan says that RAM is short."),
+                       tooltip="How the optimizer's memory is kept in RAM. Bytes per number: log16 2, f24 3, f32 4 "
+                               "(exact), u16pow 2 (the prototype's), bf16 2, int8 1. Leave log16; choose int8 when the "
+                               "plan says that RAM is short."),
         io.Combo.Input("weight_precision", options=list(WEIGHT_PRECISIONS), default=OptimizerConfig.weight_precision,
-                       tooltip="split: bf16 weights on the GPU and the rest of each float32 weight in RAM, exact to "
-                               "the bit, 4 bytes a weight. f32: whole float32 weights, 4 bytes each on the GPU too, "
-                               "for tiny models and tests."),
+                       tooltip="split: bf16 weights on the GPU, and in RAM the 2 bytes that make each an exact float32. "
+                               "stochastic: bf16 rounded at random, saves those 2 bytes: choose it when RAM is short. "
+                               "nearest: plain bf16, which loses small steps. f32: float32, for tiny models."),
     ]
 
 

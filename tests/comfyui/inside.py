@@ -1,0 +1,288 @@
+"""Checks of the bridge that need ComfyUI's own classes: run by ComfyUI's interpreter, in its folder (see test_bridge).
+
+``python inside.py PACK [NAME]`` prints one JSON object: the names of the checks that failed, and how.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from types import ModuleType
+from typing import Any
+
+
+def load_pack(where: str) -> ModuleType:
+    """The pack under a name of its own, as ComfyUI loads it."""
+    spec = importlib.util.spec_from_file_location("pack", f"{where}/__init__.py", submodule_search_locations=[where])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pack"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def tiny_clip() -> Any:
+    """ComfyUI's Flux text path with its real tokenizers, over networks of two layers with random weights."""
+    import comfy.sd
+    import comfy.supported_models_base
+    import comfy.text_encoders.flux
+    import torch
+
+    clip_l = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+    t5 = {"d_model": 96, "d_ff": 64, "d_kv": 16, "num_heads": 2, "num_layers": 2}
+    target = comfy.supported_models_base.ClipTarget(
+        comfy.text_encoders.flux.FluxTokenizer, comfy.text_encoders.flux.flux_clip(dtype_t5=torch.float32))
+    clip = comfy.sd.CLIP(target, model_options={"clip_l_model_config": clip_l, "t5xxl_model_config": t5,
+                                                "dtype": torch.float32})
+    generator = torch.Generator().manual_seed(0)
+    for p in clip.cond_stage_model.parameters():
+        p.data = torch.randn(p.shape, generator=generator) * (0.05 if p.ndim > 1 else 1.0)
+    return clip
+
+
+def proxy(flux: dict[str, Any] | None = None, predict: Any = None) -> Any:
+    """A proxy MODEL whose velocity is zero unless given, and what it was asked."""
+    from pack.nodes import bridge_model
+
+    flux = {"context_in_dim": 96, "vec_in_dim": 64, "guidance_embed": True, **(flux or {})}
+    return bridge_model.proxy_model(flux, predict or (lambda x, *_: x * 0))
+
+
+def sample(model: Any, **changes: Any) -> Any:
+    import torch
+    from pack.nodes import bridge_model
+
+    text = (torch.ones(7, 96), torch.ones(64))
+    arguments = {"positive": text, "negative": text, "width": 64, "height": 48, "seed": 1, "steps": 3, "cfg": 1.0,
+                 "sampler": "euler", "scheduler": "simple", "guidance": 2.5, **changes}
+    return bridge_model.sample(model, **arguments)
+
+
+def refused(call: Any) -> str:
+    """The line of the ``ValueError`` that ``call`` raises."""
+    try:
+        call()
+    except ValueError as error:
+        assert "\n" not in str(error)
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def check_text_has_the_length_asked_for() -> None:
+    import torch
+    from pack.nodes import bridge
+
+    clip = tiny_clip()
+    for length in (512, 256):
+        context, pooled = bridge.encode_text(clip, "a cat", length)
+        assert context.shape == (length, 96) and pooled.shape == (64,)
+        assert (context.dtype, pooled.dtype) == (torch.bfloat16, torch.float32)
+    long, _ = bridge.encode_text(clip, "word " * 1000, 256)
+    assert long.shape == (256, 96)
+    # As ComfyUI itself encodes a short text, which it pads to 256.
+    plain, plain_pooled = clip.encode_from_tokens(clip.tokenize("a cat"), return_pooled=True)
+    ours, pooled = bridge.encode_text(clip, "a cat", 256)
+    assert plain.shape[1] == 256
+    assert torch.equal(ours, plain[0].bfloat16()) and torch.equal(pooled, plain_pooled[0])
+
+
+def check_a_long_text_ends_with_the_end_token() -> None:
+    from pack.nodes import bridge
+
+    tokens = [(n + 5, 1.0) for n in range(9)] + [(1, 1.0)]
+    assert bridge.fixed_length(tokens, 6) == [(5, 1.0), (6, 1.0), (7, 1.0), (8, 1.0), (9, 1.0), (1, 1.0)]
+    assert bridge.fixed_length(tokens, 12) == [*tokens, (0, 1.0), (0, 1.0)]
+    assert bridge.fixed_length(tokens, 10) == tokens
+
+
+def check_brackets_are_words_and_no_weights() -> None:
+    import torch
+    from pack.nodes import bridge
+
+    clip = tiny_clip()
+    weighted, _ = bridge.encode_text(clip, "a (cat:1.5)", 256)
+    tokens = clip.tokenize(r"a \(cat:1.5\)")
+    assert all(weight == 1.0 for _, weight in tokens["t5xxl"][0])
+    plain, _ = bridge.encode_text(clip, "a cat:1.5", 256)
+    assert not torch.equal(weighted, plain), "the brackets are in the text"
+
+
+def check_pixels_become_model_space_latents() -> None:
+    import comfy.sd
+    import comfy.taesd.taesd
+    import torch
+    from pack.nodes import bridge
+
+    net = comfy.taesd.taesd.TAESD(latent_channels=16)
+    weights = {k: torch.randn(v.shape, generator=torch.Generator().manual_seed(1)) * 0.1 if v.ndim else v
+               for k, v in net.state_dict().items()}
+    vae = comfy.sd.VAE(sd=weights)
+    pixels = torch.rand(2, 32, 48, 3, generator=torch.Generator().manual_seed(2))
+    latents = bridge.encode_pixels(vae, pixels.clone())
+    raw = vae.encode(pixels.clone())
+    assert latents.shape == (2, 16, 4, 6) and latents.dtype == torch.float32
+    assert torch.allclose(latents, (raw - 0.1159) * 0.3611, atol=1e-5)
+
+
+def check_live_encoders_are_told_apart_by_what_they_compute() -> None:
+    from pack.nodes import bridge
+
+    one, two, three = tiny_clip(), tiny_clip(), tiny_clip()
+    next(three.cond_stage_model.t5xxl.parameters()).data += 1
+    assert bridge.content_id(one) == bridge.content_id(two) != bridge.content_id(three)
+
+
+def check_the_proxy_asks_for_what_the_sampler_shows_it() -> None:
+    import torch
+
+    asked = []
+
+    def predict(x: Any, timestep: Any, context: Any, pooled: Any, guidance: Any) -> Any:
+        asked.append((x, timestep, context, pooled, guidance))
+        return torch.ones_like(x)
+
+    noise = torch.randn(1, 16, 6, 8, generator=torch.manual_seed(1))
+    latent = sample(proxy(predict=predict), steps=4)
+    assert latent.shape == (1, 16, 6, 8)
+    levels = [float(t[1]) for t in asked]
+    assert levels[0] == 1.0 and levels == sorted(levels, reverse=True) and 0 < levels[-1] < 1
+    for x, timestep, context, pooled, guidance in asked:
+        assert x.shape == (1, 16, 6, 8) and context.shape == (1, 7, 96) and pooled.shape == (1, 64)
+        assert {t.dtype for t in (x, timestep, context, pooled, guidance)} == {torch.float32}
+        assert {t.device.type for t in (x, timestep, context, pooled, guidance)} == {"cpu"}
+        assert guidance.tolist() == [2.5]
+    # A constant velocity of 1 leads from the noise at level 1 to noise - 1 in model space.
+    assert torch.allclose(asked[0][0], noise, atol=1e-6)
+    assert torch.allclose(latent, (noise - 1) / 0.3611 + 0.1159, atol=1e-4)
+
+
+def check_a_flux_without_guidance_is_asked_without() -> None:
+    asked = []
+
+    def predict(x: Any, timestep: Any, context: Any, pooled: Any, guidance: Any) -> Any:
+        asked.append((float(timestep), guidance))
+        return x * 0
+
+    sample(proxy({"guidance_embed": False}, predict), steps=4)
+    assert [g for _, g in asked] == [None] * 4
+    # schnell: no shift, so four steps are evenly spaced.
+    assert [round(t, 3) for t, _ in asked] == [1.0, 0.75, 0.5, 0.25]
+
+
+def check_the_proxy_takes_no_memory() -> None:
+    model = proxy()
+    assert model.model.memory_required([2, 16, 128, 128]) == 0
+    assert model.model_size() < 100_000, "the schedule's table, no weights"
+    assert list(model.model.diffusion_model.parameters()) == []
+    assert type(model.clone()) is type(model)
+
+
+def check_what_cannot_be_honoured_is_refused() -> None:
+    import comfy.sd
+    import torch
+
+    model = proxy()
+    assert "LoRA" in refused(lambda: comfy.sd.load_lora_for_models(
+        model, None, {"diffusion_model.img_in.lora_A.weight": torch.zeros(2, 64),
+                      "diffusion_model.img_in.lora_B.weight": torch.zeros(64, 2)}, 1.0, 0.0))
+    assert "attention" in refused(lambda: model.clone().set_model_attn1_replace(lambda *a: a, "double_block", 0))
+    assert "patch" in refused(lambda: model.clone().set_model_attn1_patch(lambda *a: a))
+    for key, what, value in (("patches", "patches", {"attn1_patch": [print]}),
+                             ("patches_replace", "attention", {"dit": {("double_block", 0): print}}),
+                             ("optimized_attention_override", "attention", print), ("rope_options", "RoPE", {"scale_x": 2})):
+        patched = model.clone()
+        patched.model_options.setdefault("transformer_options", {})[key] = value
+        assert what in refused(lambda patched=patched: sample(patched))
+    net = model.model.diffusion_model
+    inputs = (torch.zeros(1, 16, 6, 8), torch.ones(1), torch.zeros(1, 7, 96), torch.zeros(1, 64), torch.ones(1))
+    assert "ControlNet" in refused(lambda: net(*inputs, control={"input": []}))
+    assert "reference" in refused(lambda: net(*inputs, ref_latents=[inputs[0]]))
+    assert "mask" in refused(lambda: net(*inputs, attention_mask=torch.ones(1, 1)))
+    assert "guidance" in refused(lambda: net(*inputs[:4], None))
+    wide = (torch.ones(7, 128), torch.ones(64))
+    assert "128" in refused(lambda: sample(model, positive=wide, negative=wide))
+
+
+def check_wrappers_of_other_packs_are_called() -> None:
+    import comfy.patcher_extension
+
+    seen = []
+
+    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return executor(*args, **kwargs)
+
+    model = proxy()
+    model.add_wrapper(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, wrapper)
+    sample(model)
+    assert len(seen) == 3
+
+
+def check_an_error_in_the_worker_reaches_the_user() -> None:
+    def predict(*_: Any) -> Any:
+        raise ValueError("the run is at step 5")
+
+    assert "step 5" in refused(lambda: sample(proxy(predict=predict)))
+
+
+def check_a_wait_ends_on_cancel() -> None:
+    import threading
+    import time
+
+    import comfy.model_management
+    from pack.nodes import registry
+
+    threading.Timer(0.3, comfy.model_management.interrupt_current_processing).start()
+    began = time.monotonic()
+    try:
+        registry.cancellable(time.sleep, 30)
+    except comfy.model_management.InterruptProcessingException:
+        assert time.monotonic() - began < 5
+    else:
+        raise AssertionError("the wait went on")
+    assert registry.cancellable(lambda: 7) == 7
+    assert "three" in refused(lambda: registry.cancellable(_raise))
+
+
+def _raise() -> None:
+    raise ValueError("three")
+
+
+def check_kept_objects_are_few() -> None:
+    from pack.nodes import bridge
+
+    keys = [bridge.keep(thing := object()) for _ in range(bridge.KEPT + 3)]
+    assert bridge.kept(keys[-1], "CLIP") is thing
+    assert "CLIP" in refused(lambda: bridge.kept("gone", "CLIP"))
+    assert len(bridge._kept) == bridge.KEPT
+    assert bridge.keep(None) == ""
+
+
+CHECKS = {name: function for name, function in list(globals().items()) if name.startswith("check_")}
+
+
+def main() -> None:
+    pack, wanted = sys.argv[1], sys.argv[2:] or list(CHECKS)
+    sys.path.insert(0, ".")
+    sys.argv = ["main.py", "--cpu"]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    import nodes  # noqa: F401
+    import torch
+
+    load_pack(pack)
+    failed = {}
+    with torch.inference_mode():  # as the executor runs nodes
+        for name in wanted:
+            try:
+                CHECKS[name]()
+            except BaseException:
+                failed[name] = traceback.format_exc()
+    print("RESULT " + json.dumps({"failed": failed, "checks": list(CHECKS)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -122,8 +122,8 @@ class Encoders:
         assert self.info.flux is not None
         for got, wanted in zip(pairs[0], (self.info.flux["context_in_dim"], self.info.flux["vec_in_dim"]), strict=True):
             if got.shape[-1] != wanted:
-                raise ValueError(f"clip_l and t5 give texts {got.shape[-1]} wide and this Flux takes {wanted}: choose the "
-                                 "text encoders it was made for in Flux Model to Train")
+                raise ValueError(f"clip_l and t5 give texts {got.shape[-1]} wide and this Flux takes {wanted}: choose "
+                                 "the text encoders it was made for in Flux Model to Train")
         return torch.stack([c for c, _ in pairs]), torch.stack([p for _, p in pairs])
 
     def encode_images(self, pixels: Tensor) -> Tensor:

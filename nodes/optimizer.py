@@ -40,7 +40,7 @@ def _storage() -> list[Any]:
                                "(exact), u16pow 2 (the prototype's), bf16 2, int8 1. Leave log16; choose int8 when the "
                                "plan says that RAM is short."),
         io.Combo.Input("weight_precision", options=list(WEIGHT_PRECISIONS), default=OptimizerConfig.weight_precision,
-                       tooltip="split: bf16 weights on the GPU, and in RAM the 2 bytes that make each an exact float32. "
+                       tooltip="split: bf16 weights on the GPU, and in RAM 2 bytes that make each an exact float32. "
                                "stochastic: bf16 rounded at random, saves those 2 bytes: choose it when RAM is short. "
                                "nearest: plain bf16, which loses small steps. f32: float32, for tiny models."),
     ]

@@ -26,8 +26,8 @@ def demo(g: Graph) -> Demo:
 
 
 def start(g: Graph, parts: Demo, name: str) -> Node:
-    return g.add("FluxFFTStart", model=parts.model, dataset=parts.dataset, run_name=name, if_different="stop and ask",
-                 optimizer=parts.optimizer, recipe=parts.recipe)
+    return g.add("FluxFFTStart", model=parts.model, dataset=parts.dataset, run_name=name,
+                 if_different="stop and ask", optimizer=parts.optimizer, recipe=parts.recipe)
 
 
 def train(g: Graph, parts: Demo, name: str, steps: int, **inputs: Any) -> Node:
@@ -35,17 +35,17 @@ def train(g: Graph, parts: Demo, name: str, steps: int, **inputs: Any) -> Node:
     return g.add("FluxFFTTrainSteps", run=start(g, parts, name), steps=steps, **inputs)
 
 
-def with_previews(g: Graph, every: int = 0, prompts: str = PROMPT, sampling_steps: int = 4, seed: int = 7) -> Node:
+def with_previews(g: Graph, every: int = 0, prompts: str = PROMPT) -> Node:
     """Preview Settings of the demo's size."""
-    return g.add("FluxFFTPreviewSettings", prompts=prompts, width=64, height=64, sampler_name="euler", scheduler="simple",
-                 sampling_steps=sampling_steps, guidance=1.0, cfg=1.0, preview_seed=seed, every_n_steps=every)
+    return g.add("FluxFFTPreviewSettings", prompts=prompts, width=64, height=64, sampler_name="euler",
+                 scheduler="simple", sampling_steps=4, guidance=1.0, cfg=1.0, preview_seed=7, every_n_steps=every)
 
 
-def sample(g: Graph, model: Any, clip: Any, prefix: str, seed: int = 7, steps: int = 4) -> tuple[Node, Node]:
+def sample(g: Graph, model: Any, clip: Any, prefix: str) -> tuple[Node, Node]:
     """A plain KSampler on ``model``; the sampler's node, and the one that saves its latent."""
     text = g.add("CLIPTextEncode", clip=clip, text=PROMPT)
     guided = g.add("FluxGuidance", conditioning=text, guidance=1.0)
     empty = g.add("EmptySD3LatentImage", width=64, height=64, batch_size=1)
-    sampler = g.add("KSampler", model=model, positive=guided, negative=guided, latent_image=empty, seed=seed, steps=steps,
+    sampler = g.add("KSampler", model=model, positive=guided, negative=guided, latent_image=empty, seed=7, steps=4,
                     cfg=1.0, sampler_name="euler", scheduler="simple", denoise=1.0)
     return sampler, g.add("SaveLatent", samples=sampler, filename_prefix=prefix)

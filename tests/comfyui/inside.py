@@ -191,7 +191,8 @@ def check_what_cannot_be_honoured_is_refused() -> None:
     assert "patch" in refused(lambda: model.clone().set_model_attn1_patch(lambda *a: a))
     for key, what, value in (("patches", "patches", {"attn1_patch": [print]}),
                              ("patches_replace", "attention", {"dit": {("double_block", 0): print}}),
-                             ("optimized_attention_override", "attention", print), ("rope_options", "RoPE", {"scale_x": 2})):
+                             ("optimized_attention_override", "attention", print),
+                             ("rope_options", "RoPE", {"scale_x": 2})):
         patched = model.clone()
         patched.model_options.setdefault("transformer_options", {})[key] = value
         assert what in refused(lambda patched=patched: sample(patched))
@@ -270,8 +271,9 @@ def main() -> None:
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    import nodes  # noqa: F401
     import torch
+
+    import nodes  # noqa: F401
 
     load_pack(pack)
     failed = {}

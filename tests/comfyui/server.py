@@ -98,20 +98,21 @@ class Server:
         self.log = base / "server.log"
         self.port = _free_port()
         self.client_id = uuid.uuid4().hex
-        for folder in ("custom_nodes", "input", "output", "temp", "user", "models/diffusion_models", "models/text_encoders",
-                       "models/vae", "models/checkpoints", "models/loras", "models/controlnet"):
+        kinds = ("diffusion_models", "text_encoders", "vae", "checkpoints", "loras")
+        for folder in ("custom_nodes", "input", "output", "temp", "user", *(f"models/{kind}" for kind in kinds)):
             (base / folder).mkdir(parents=True, exist_ok=True)
         _link(PACK, base / "custom_nodes" / PACK_NAME)
-        command = [str(install.python), "-u", str(install.path / "main.py"), "--cpu", "--port", str(self.port), "--listen", "127.0.0.1",
-                   "--base-directory", str(base), "--database-url", f"sqlite:///{base / 'user' / 'comfyui.db'}",
-                   "--disable-auto-launch", "--disable-api-nodes"]
+        command = [str(install.python), "-u", str(install.path / "main.py"), "--cpu", "--listen", "127.0.0.1",
+                   "--port", str(self.port), "--base-directory", str(base), "--disable-auto-launch",
+                   "--disable-api-nodes", "--database-url", f"sqlite:///{base / 'user' / 'comfyui.db'}"]
         whole = {k: v for k, v in os.environ.items() if k not in ("FLUX_FFT_HOME", "PYTHONPATH")}
+        whole |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, cwd=base, stdout=log, stderr=subprocess.STDOUT,
-                                            env={**whole, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})})
+            self.process = subprocess.Popen(command, cwd=base, stdout=log, stderr=subprocess.STDOUT, env=whole)
         try:
             self._await_boot()
-            self.socket = websocket.create_connection(f"ws://127.0.0.1:{self.port}/ws?clientId={self.client_id}", timeout=60)
+            address = f"ws://127.0.0.1:{self.port}/ws?clientId={self.client_id}"
+            self.socket = websocket.create_connection(address, timeout=60)
         except BaseException:
             self.stop()
             raise
@@ -172,7 +173,7 @@ class Server:
 
     def run(self, graph: dict[str, Any], *, seconds: float = 120.0,
             on_message: Callable[[dict[str, Any]], None] | None = None) -> Result:
-        """Queue a graph in API format and wait until it has ended. ``on_message`` sees each message of the websocket."""
+        """Queue a graph in API format and wait until it has ended. ``on_message`` sees the websocket's messages."""
         started = time.monotonic()
         prompt = self.post("/prompt", {"prompt": graph, "client_id": self.client_id})["prompt_id"]
         result = Result()
@@ -228,8 +229,8 @@ class Server:
 
     def status(self, name: str) -> dict[str, Any]:
         """The run from its disk, by the pack's own command line."""
-        done = subprocess.run([sys.executable, str(PACK / "trainer" / "__main__.py"), "status", str(self.home / name), "--json"],
-                              capture_output=True, text=True, timeout=60)
+        command = [sys.executable, str(PACK / "trainer" / "__main__.py"), "status", str(self.home / name), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.strip().splitlines()[-1])
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import shutil
+import signal
 
 import pytest
 
 from tests.comfyui.graphs import demo, train
 from tests.comfyui.server import Graph, Rejected, Server
+from trainer.client import open_run
 from trainer.demo_data import write_demo
 from trainer.weights import TensorFile
 
@@ -125,8 +129,6 @@ def test_a_restart_attaches(server: Server) -> None:
 
 
 def test_deleting_a_run_starts_it_anew(server: Server) -> None:
-    from trainer.client import open_run
-
     g = Graph()
     trained = train(g, demo(g), "deleted", 1)
     server.run(g)
@@ -143,13 +145,19 @@ def test_deleting_a_run_starts_it_anew(server: Server) -> None:
     assert server.run(g).executed == []
 
 
+def done(message: dict, node: str) -> int:
+    """Steps that a node's progress bar shows in a message of the websocket; -1 if it is about something else."""
+    data = message.get("data") or {}
+    return data["value"] if message["type"] == "progress" and data.get("node") == node else -1
+
+
 def test_cancel_stops_within_a_step_and_queueing_goes_on(server: Server) -> None:
     g = Graph()
     trained = train(g, demo(g), "cancel", 3000)
     told: list[int] = []
 
     def cancel_at_some_step(message: dict) -> None:
-        if message["type"] == "progress" and message["data"].get("node") == trained and message["data"]["value"] >= 5 and not told:
+        if done(message, trained) >= 5 and not told:
             told.append(len(server.steps("cancel")))
             server.interrupt()
 
@@ -173,17 +181,13 @@ def test_cancel_stops_within_a_step_and_queueing_goes_on(server: Server) -> None
 
 
 def test_the_prompt_ends_when_the_worker_is_killed(server: Server) -> None:
-    import json
-    import os
-    import signal
-
     g = Graph()
     trained = train(g, demo(g), "killed", 100000)
 
-    killed: list[float] = []
+    killed: list[int] = []
 
     def kill(message: dict) -> None:
-        if message["type"] == "progress" and message["data"].get("node") == trained and message["data"]["value"] >= 3 and not killed:
+        if done(message, trained) >= 3 and not killed:
             pid = json.loads((server.home / "killed/worker.json").read_text())["pid"]
             killed.append(pid)
             os.kill(pid, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
@@ -204,10 +208,8 @@ def test_the_run_may_be_paused_from_elsewhere(server: Server) -> None:
     asked: list[bool] = []
 
     def pause(message: dict) -> None:
-        if message["type"] == "progress" and message["data"].get("node") == trained and message["data"]["value"] >= 3 and not asked:
+        if done(message, trained) >= 3 and not asked:
             asked.append(True)
-            from trainer.client import open_run
-
             with open_run(server.home / "elsewhere", launch=False) as client:
                 client.pause()
 
@@ -249,7 +251,8 @@ class TestInputErrors:
         assert "1 pictures have no caption" in result.text("3")
 
     def test_a_wrong_model_file(self, placed: Server) -> None:
-        shutil.copy(placed.base / "models/vae/demo_vae.safetensors", placed.base / "models/diffusion_models/wrong.safetensors")
+        models = placed.base / "models"
+        shutil.copy(models / "vae/demo_vae.safetensors", models / "diffusion_models/wrong.safetensors")
         g = four_nodes("nothing", 1)
         g["1"]["inputs"]["flux"] = "wrong.safetensors"
         self.fails(placed, g, "1", "wrong.safetensors")
@@ -263,8 +266,8 @@ class TestInputErrors:
     def test_a_learning_rate_that_is_none(self, server: Server, rate: object) -> None:
         g = Graph()
         parts = demo(g)
-        optimizer = g.add("FluxFFTOptimizerAdan", learning_rate=rate, weight_decay=0.0, no_prox=False, beta1=0.98, beta2=0.92,
-                          beta3=0.99, eps="1e-8", state_format="f32", weight_precision="f32")
+        optimizer = g.add("FluxFFTOptimizerAdan", learning_rate=rate, weight_decay=0.0, no_prox=False, beta1=0.98,
+                          beta2=0.92, beta3=0.99, eps="1e-8", state_format="f32", weight_precision="f32")
         train(g, parts._replace(optimizer=optimizer.out(0)), "rate", 1)
         self.fails(server, g, optimizer, "learning")
         assert not (server.home / "rate").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.comfyui.graphs import demo, sample, start, train, with_previews
 from tests.comfyui.server import Graph, Server
@@ -50,7 +51,8 @@ def test_the_proxy_samples_the_weights_as_they_are(server: Server) -> None:
 
 def test_previews_while_training(server: Server) -> None:
     g = Graph()
-    trained = train(g, demo(g), "every", 7, previews=with_previews(g, every=3, prompts="a red circle\n\n  a blue star \n"))
+    settings = with_previews(g, every=3, prompts="a red circle\n\n  a blue star \n")
+    trained = train(g, demo(g), "every", 7, previews=settings)
 
     result = server.run(g)
 
@@ -186,16 +188,16 @@ def test_export_keeps_what_is_there(server: Server) -> None:
 @pytest.mark.parametrize("filename", ["../out", "/etc/out", "a/../../out", "", "..", "x:y"])
 def test_export_stays_in_its_folder(server: Server, filename: str) -> None:
     g = Graph()
-    out = g.add("FluxFFTExport", run=train(g, demo(g), "stays", 1), filename=filename, dtype="bf16", overwrite=False)
+    trained = train(g, demo(g), "stays", 1)
+    out = g.add("FluxFFTExport", run=trained, filename=filename, dtype="bf16", overwrite=False)
     result = server.run(g)
     assert result.error_node == out
     assert "filename" in result.error and "\n" not in result.error
 
 
 def test_a_lora_is_refused(server: Server) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"diffusion_model.img_in.lora_A.weight": torch.zeros(2, 64), "diffusion_model.img_in.lora_B.weight": torch.zeros(128, 2)},
+    weights = {"lora_A": torch.zeros(2, 64), "lora_B": torch.zeros(128, 2)}
+    save_file({f"diffusion_model.img_in.{k}.weight": v for k, v in weights.items()},
               server.base / "models/loras/some.safetensors")
     g = Graph()
     parts = demo(g)
@@ -227,8 +229,6 @@ def test_a_full_disk_at_export(server: Server) -> None:
     """One line; the run and the file before it stay whole. Needs a small file system."""
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("needs the right to mount a small file system")
-    import subprocess
-
     small = server.base / "models/diffusion_models/small"
     small.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(small)], capture_output=True).returncode:
@@ -236,7 +236,8 @@ def test_a_full_disk_at_export(server: Server) -> None:
     try:
         (small / "full.safetensors").write_bytes(b"the file before")
         g = Graph()
-        out = g.add("FluxFFTExport", run=train(g, demo(g), "full", 1), filename="small/full", dtype="f32", overwrite=True)
+        trained = train(g, demo(g), "full", 1)
+        out = g.add("FluxFFTExport", run=trained, filename="small/full", dtype="f32", overwrite=True)
         result = server.run(g)
         assert result.error_node == out
         assert "full" in result.error and "free" in result.error and "\n" not in result.error

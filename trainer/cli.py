@@ -20,8 +20,6 @@ from .progress import duration
 from .run import RunDirectory, RunLocked, find_runs
 
 USER_ERROR = 2
-IDLE_MINUTES = "FLUX_FFT_IDLE_MINUTES"
-"""Environment variable: minutes without work after which a worker saves and exits."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,11 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     args = _parser(arguments).parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    from .client import WorkerDied, WorkerError
+    from .client import WorkerClosing, WorkerDied, WorkerError
 
     try:
         return args.command(args)
-    except (ValueError, WorkerDied, WorkerError) as error:
+    except (ValueError, WorkerClosing, WorkerDied, WorkerError) as error:
         sys.stderr.write(" ".join(str(error).split()) + "\n")
         return USER_ERROR
     except KeyboardInterrupt:
@@ -90,8 +88,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
     sub = add("worker", _worker, "Serve a run to ComfyUI or to other commands (they start it by themselves).")
     sub.add_argument("run_dir", metavar="RUN_DIR")
-    sub.add_argument("--idle-exit", type=float, default=60 * float(os.environ.get(IDLE_MINUTES, "10")),
-                     metavar="SECONDS", help=f"save and exit after so long without work (${IDLE_MINUTES}, 10 minutes)")
+    sub.add_argument("--idle-exit", type=float, metavar="SECONDS",
+                     help="save and exit after so long without work ($FLUX_FFT_IDLE_MINUTES, else 10 minutes)")
     sub.add_argument("--idle-park", type=float, default=10.0, metavar="SECONDS",
                      help="give back the VRAM after so long without work (10)")
 
@@ -108,6 +106,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 _PLUGINS = {
     "demo": "Train the tiny demo model on drawn shapes, from nothing to pictures.",
     "scan": "Look through a folder of pictures and captions.",
+    "plan": "Say what memory a run takes, whether that fits, and how long a step should take.",
+    "doctor": "Check and measure this machine: a text for bug reports, and speeds for the plan.",
 }
 
 
@@ -116,6 +116,14 @@ def _plugin(name: str) -> ModuleType:
         from . import demo
 
         return demo
+    if name == "plan":
+        from . import plan_cli
+
+        return plan_cli
+    if name == "doctor":
+        from .memory import doctor
+
+        return doctor
     from .data import scan
 
     return scan
@@ -249,11 +257,12 @@ def _inspect(args: argparse.Namespace) -> int:
 def _worker(args: argparse.Namespace) -> int:
     from .worker import Worker
 
+    worker = Worker(RunDirectory(args.run_dir), idle_park=args.idle_park, idle_exit=args.idle_exit)
     logging.getLogger().handlers[0].setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().setLevel(logging.INFO)
     faulthandler.enable()
     try:
-        return Worker(RunDirectory(args.run_dir), idle_park=args.idle_park, idle_exit=args.idle_exit).serve()
+        return worker.serve()
     except RunLocked as error:
         logging.warning("%s", error)
         return EXIT_LOCKED

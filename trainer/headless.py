@@ -94,7 +94,8 @@ def _show(bar: Bar, event: dict[str, Any], run: RunDirectory) -> None:
             summary = run.log.history().summary()
         bar.update(event["step"], training_text(summary))
     elif event["type"] == "eval":
-        bar.say(f"step {event['step']}: loss at fixed noise {event['loss']:.4f}")
+        loss = "not a number" if event["loss"] is None else f"{event['loss']:.4f}"
+        bar.say(f"step {event['step']}: loss at fixed noise {loss}")
     elif event["type"] == "resumed":
         bar.say(f"resumed at step {event['step']}")
     elif event["type"] == "saved":

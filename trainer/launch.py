@@ -26,6 +26,8 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLO
 """ComfyUI sets these for itself; its allocator must not be the worker's."""
 _TAIL = 64 * 1024
 _LOG_LIMIT = 4 << 20
+IDLE_MINUTES = "FLUX_FFT_IDLE_MINUTES"
+"""Environment variable: minutes without work after which a worker saves and exits (10)."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ")
 """How a line of the log begins; the interpreter's own last words have no such beginning."""
@@ -47,6 +49,18 @@ class Child:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+
+
+def idle_seconds() -> float:
+    """Seconds without work after which a worker saves and exits, by the environment."""
+    text = os.environ.get(IDLE_MINUTES, "10")
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1.0
+    if not minutes > 0:
+        raise ValueError(f"{IDLE_MINUTES} is {text!r}: give a number of minutes above 0")
+    return 60 * minutes
 
 
 def start(run: RunDirectory, idle_exit: float | None = None) -> Child:

@@ -157,7 +157,9 @@ class RunDirectory:
         with self.log.changed:
             known = self.log.history().summary()
         saved = self.latest_save_point()
-        if not alive and known["state"] in OPEN_STATES:
+        # A worker says that it prepares an instant before it says where it answers.
+        starting = known["state"] == "preparing" and self.locked()
+        if known["state"] in OPEN_STATES and not alive and not starting:
             known["state"] = "interrupted"
         config, rate = self.config, known["seconds_per_step"]
         return {
@@ -258,7 +260,7 @@ class RunDirectory:
 
 
 def find_runs(folder: str | os.PathLike[str]) -> list[RunDirectory]:
-    """The runs directly below ``folder``, by name. Directories that are none, or of another format, are left out."""
+    """The runs directly below ``folder``, by name. What is none, or cannot be read, is left out."""
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"{root} is no folder: give the folder that holds the runs")
@@ -266,9 +268,11 @@ def find_runs(folder: str | os.PathLike[str]) -> list[RunDirectory]:
     for name in sorted(_listdir(root)):
         if (root / name / "config.json").is_file():
             try:
-                runs.append(RunDirectory(root / name))
+                run = RunDirectory(root / name)
+                _ = run.config
+                runs.append(run)
             except ValueError as error:
-                log.warning("%s", error)
+                log.warning("run %s is left out: %s", root / name, error)
     return runs
 
 

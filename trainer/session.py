@@ -169,15 +169,11 @@ class Session:
 
     def event(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
         """Note that something happened."""
-        event = self.run.append(kind, durable=durable, **fields)
-        if self._watch is not None:
-            self._watch(event)
+        self._tell(self.run.append(kind, durable=durable, **fields))
 
     def transition(self, state: str, **fields: Any) -> None:
         """Move the run to another state."""
-        event = self.run.transition(state, **fields)
-        if self._watch is not None:
-            self._watch(event)
+        self._tell(self.run.transition(state, **fields))
 
     def fail(self, error: Exception) -> None:
         """Note why the run cannot go on. What is not the user's fault goes to the log with its traceback."""
@@ -185,6 +181,13 @@ class Session:
         log.error("%s", error, exc_info=None if user else error)
         message = str(error) if user else f"{type(error).__name__}: {error}"
         self.transition("failed", error=" ".join(message.split()))
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if self._watch is not None:
+            try:
+                self._watch(event)
+            except Exception:  # a terminal that was closed, say, is no reason to end a training
+                log.exception("an event could not be shown")
 
     def _engine(self, activity: str) -> Trainer:
         assert self.trainer is not None, "the run is not loaded"

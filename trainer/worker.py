@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import files
 from .events import OPEN_STATES
 from .jobs import Jobs
-from .launch import ENDED, EXIT_FAILED, STARTED
+from .launch import ENDED, EXIT_FAILED, STARTED, idle_seconds
 from .protocol import VERSION, Server, WorkerClosing
 from .run import RunDirectory
 from .service import Service
 from .session import Session
+from .signals import caught_signals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,16 +42,18 @@ class _Abandoned(BaseException):
 class Worker:
     """Serves one run.
 
-    ``idle_park``, ``idle_exit``: seconds without work after which it gives back its VRAM, and saves and exits.
+    ``idle_park``, ``idle_exit``: seconds without work after which it gives back its VRAM, and saves and exits (None: as
+    the environment says).
     ``foreground``: it serves a person at a terminal, so it ends at its target and lives on when ComfyUI goes away.
     ``until``: a first target. ``save_every``, ``watch``: see ``Session``.
     """
 
-    def __init__(self, run: RunDirectory, *, idle_park: float = 10.0, idle_exit: float = 600.0,
+    def __init__(self, run: RunDirectory, *, idle_park: float = 10.0, idle_exit: float | None = None,
                  save_every: int | None = None, foreground: bool = False, until: int | None = None,
                  watch: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.run = run
-        self.idle_park, self.idle_exit, self.foreground = idle_park, idle_exit, foreground
+        self.idle_park, self.foreground = idle_park, foreground
+        self.idle_exit = idle_seconds() if idle_exit is None else idle_exit
         self.quitting = ""
         """Why it is about to exit; empty while it is not."""
         self.failure: Exception | None = None
@@ -75,7 +77,7 @@ class Worker:
             try:
                 address = {"version": VERSION, "port": server.port, "key": server.key.hex(), "pid": os.getpid()}
                 files.write_json(self.run.address_file, address, mode=0o600)
-                with self._signals():
+                with caught_signals(self._note_signal):
                     self._load()
                     self._work()
                     self._leave()
@@ -317,22 +319,7 @@ class Worker:
             self._session.fail(error)
             self._exit_code = EXIT_FAILED
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """While inside, SIGINT, SIGTERM and the like finish the step, save and exit."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, _: Any) -> None:
-            self.quit(signal.Signals(number).name)
-            if self._session.activity == "loading":
-                raise _Abandoned
-
-        wanted = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")]
-        before = {number: signal.signal(number, note) for number in wanted if number is not None}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _note_signal(self, name: str) -> None:
+        self.quit(name)
+        if self._session.activity == "loading":
+            raise _Abandoned

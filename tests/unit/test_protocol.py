@@ -45,7 +45,8 @@ def test_what_is_no_message_is_a_value_error(data):
 
 @pytest.mark.parametrize(("error", "expected"), [
     (ValueError("lr\nis bad"), ValueError), (RunMovedOn.between(3, 5), RunMovedOn),
-    (WorkerClosing("soon"), WorkerClosing), (OSError("disk"), OSError), (KeyError("x"), WorkerError), (RuntimeError("cuda"), WorkerError),
+    (WorkerClosing("soon"), WorkerClosing), (OSError("disk"), OSError), (KeyError("x"), WorkerError),
+    (RuntimeError("cuda"), WorkerError),
 ])
 def test_errors_travel_as_what_they_are_in_one_line(error, expected):
     header = json.loads(json.dumps(protocol.error_header(error)))

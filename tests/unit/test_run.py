@@ -282,6 +282,15 @@ def test_without_a_worker_an_open_run_was_interrupted(run, holder, state):
             "interrupted", 7, 5, 5)
 
 
+def test_one_that_only_reads_a_save_point_is_no_worker(run):
+    walk(run, "preparing")
+    assert run.status()["state"] == "interrupted"
+    with run.lock():
+        assert run.status()["state"] == "preparing"  # a worker that is about to say where it answers
+        walk(run, "training")
+        assert run.status()["state"] == "interrupted" and run.status()["worker"] is None
+
+
 @pytest.mark.parametrize("state", ["created", "finished", "stopped", "failed"])
 def test_without_a_worker_a_closed_run_stays_what_it_was(run, state):
     walk(run, *{"created": (), "finished": ("preparing", "finished"), "stopped": ("preparing", "stopped"),

@@ -253,4 +253,11 @@ def keep(run: RunDirectory, pixels: np.ndarray, step: int) -> list[Path]:
     """Write the pictures of a step and their sheet."""
     pictures = [Image.fromarray((p * 255).round().astype(np.uint8)) for p in pixels]
     sheet = plot.sheet(pictures, demo_data.CAPTIONS, title=f"step {step}")
-    return [plot.save_png(i, p) for i, p in zip([sheet, *pictures], picture_paths(run, step), strict=True)]
+    paths = picture_paths(run, step)
+    new = not paths[0].exists()
+    for image, path in zip([sheet, *pictures], paths, strict=True):
+        plot.save_png(image, path)
+    if new:
+        for i, (caption, path) in enumerate(zip(demo_data.CAPTIONS, paths[1:], strict=True)):
+            run.append("sample", step=step, file=f"samples/{path.name}", prompt=caption, index=i)
+    return paths

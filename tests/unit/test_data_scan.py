@@ -10,7 +10,8 @@ from PIL import Image
 
 from trainer.config import DatasetConfig
 from trainer.data import scan
-from trainer.data.scan import find_folder, natural, scan_folder, survey
+from trainer.data.paths import find_folder, natural
+from trainer.data.scan import scan_folder, survey
 
 
 def config(folder, **options):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, int]
 """Height and width of a latent, in latent pixels (8 image pixels each)."""
 
-_MEMORY_BYTES = 1 << 30
+_MEMORY_BYTES = 256 << 20
 _MASK = (1 << 64) - 1
 
 

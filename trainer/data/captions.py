@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from .paths import long_path
+
 EXTENSIONS = (".txt", ".caption")
 _MAX_BYTES = 1 << 20
 _BOMS = (
@@ -39,7 +41,7 @@ def caption_for(path: str | Path, trigger: str = "") -> Caption:
     why = "has no caption file"
     for file in _beside(path):
         try:
-            with open(file, "rb") as f:
+            with open(long_path(file), "rb") as f:
                 raw = f.read(_MAX_BYTES + 1)
         except FileNotFoundError:
             continue

@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from . import colour
+from .paths import long_path
 
 MAX_PIXELS = 178_956_970
 """Larger pictures are refused as decompression bombs (twice Pillow's warning limit, 0.7 GB of RGBA)."""
@@ -91,8 +92,8 @@ def examine(path: str | Path) -> Examined:
     """Decode a picture wholly, and tell its size, hash and oddities. Raises ``ImageProblem``."""
     with _opened(path, reduced=True) as image:
         size, notes = image.size, []
-        if getattr(image, "is_animated", False) and image.format not in ("MPO", "PSD"):
-            notes.append(f"has {getattr(image, 'n_frames', 2)} frames: only the first is trained")
+        if (frames := _frames(image)) > 1:
+            notes.append(f"has {frames} frames: only the first is trained")
         reduced = image.format in _REDUCIBLE
         if reduced:
             image.draft(None, (1, 1))  # 1/8 of the size in a third of the time: every byte is still read
@@ -124,7 +125,7 @@ def fit(image: Image.Image, bucket: tuple[int, int]) -> np.ndarray:
 def file_hash(path: str | Path) -> str:
     """sha256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
-    with open(_long(path), "rb") as f:
+    with open(long_path(path), "rb") as f:
         while block := f.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -157,7 +158,7 @@ def _opened(path: str | Path, reduced: bool = False) -> Iterator[Image.Image]:
             raise ImageProblem(path, "is a camera RAW: develop it and save it as PNG or JPEG")
         if extension in OTHER_EXTENSIONS:
             raise ImageProblem(path, f"is of a kind that is not read ({extension}): save it as PNG")
-        with _strictly(), Image.open(_long(path), formats=_formats()) as image:
+        with _strictly(), Image.open(long_path(path), formats=_formats()) as image:
             if _is_raw(image, path):
                 raise ImageProblem(path, "is a camera RAW, whatever its name: develop it and save it as PNG or JPEG")
             width, height = image.size
@@ -190,7 +191,7 @@ def _bomb(size: str) -> str:
 
 
 def _unknown(path: str | Path, extension: str) -> str:
-    if os.path.getsize(_long(path)) == 0:
+    if os.path.getsize(long_path(path)) == 0:
         return "is an empty file"
     if extension in _PLUGINS and _PLUGINS[extension][0] not in Image.OPEN:
         return f"needs a plugin to be read: pip install {_PLUGINS[extension][2]}"
@@ -202,6 +203,16 @@ def _orientation(image: Image.Image) -> int:
         value = image.getexif().get(0x0112, 1)
         return value if value in _TURNS else 1
     except Exception:  # EXIF data is often damaged; the picture is not
+        return 1
+
+
+def _frames(image: Image.Image) -> int:
+    """Frames of an animation, pages of a TIFF; the further pictures of a phone photo and layers are none."""
+    if image.format in ("MPO", "PSD"):
+        return 1
+    try:
+        return getattr(image, "n_frames", 1) if getattr(image, "is_animated", False) else 1
+    except Exception:  # damage behind the first frame
         return 1
 
 
@@ -221,17 +232,9 @@ def _is_raw(image: Image.Image, path: str | Path) -> bool:
     tags: Any = getattr(image, "tag_v2", None)
     if image.format != "TIFF" or tags is None:
         return False
-    with open(_long(path), "rb") as f:
+    with open(long_path(path), "rb") as f:
         canon = f.read(10)[8:] == b"CR"
     return canon or 50706 in tags or (tags.get(254) == 1 and 330 in tags)
-
-
-def _long(path: str | Path) -> str:
-    """Windows refuses paths of 260 characters or more unless they are spelled so."""
-    text = os.fspath(path)
-    if os.name == "nt" and len(os.path.abspath(text)) > 240 and not text.startswith("\\\\"):
-        return "\\\\?\\" + os.path.abspath(text)
-    return text
 
 
 _lock = threading.Lock()

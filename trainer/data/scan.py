@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import stat
 import sys
 import time
@@ -25,6 +24,7 @@ from . import images
 from .buckets import bucket_for, cropped_share, enlargement
 from .captions import EXTENSIONS as CAPTION_EXTENSIONS
 from .captions import caption_for
+from .paths import find_folder, long_path, natural, shown
 from .pool import ordered_map
 
 if TYPE_CHECKING:
@@ -178,33 +178,21 @@ def _examine(path: Path) -> images.Examined | images.ImageProblem:
         return problem
 
 
-def find_folder(text: str) -> Path:
-    """The folder that a person means: as written, else without quotes and outer spaces, with ``~`` expanded.
-
-    Raises ``ValueError`` if there is none.
-    """
-    stripped = text.strip()
-    bare = stripped.strip("\"'").strip() if stripped[:1] in "\"'" else stripped
-    for candidate in (text, stripped, bare, os.path.expanduser(bare)):
-        if candidate and os.path.isdir(candidate):
-            return Path(os.path.abspath(candidate))
-    if os.path.exists(bare):
-        raise ValueError(f"dataset folder {bare} is a file: give the folder that the pictures are in")
-    raise ValueError(f"dataset folder {bare} does not exist: give the path of a folder of pictures")
-
-
 def _files(folder: Path, report: ScanReport) -> Iterator[str]:
     """Relative paths of all files, each real directory once, however many links lead to it."""
-    seen: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int] | str] = set()
     real, linked = [""], []
     while real or linked:
         here = real.pop() if real else linked.pop()
         try:
-            info = os.stat(folder / here)
-            if (info.st_dev, info.st_ino) in seen:
+            place = long_path(folder / here)
+            info = os.stat(place)
+            # Some network drives number no files: there the resolved path has to do.
+            identity = (info.st_dev, info.st_ino) if info.st_ino else os.path.realpath(place)
+            if identity in seen:
                 continue
-            seen.add((info.st_dev, info.st_ino))
-            entries = list(os.scandir(folder / here))
+            seen.add(identity)
+            entries = list(os.scandir(place))
         except OSError as error:
             report.skipped.append((shown(here or "."), f"cannot be listed ({error.strerror or error})"))
             continue
@@ -229,7 +217,7 @@ def _kind(folder: Path, relative: str) -> str:
     named = extension in images.extensions() | images.RAW_EXTENSIONS | images.OTHER_EXTENSIONS
     try:
         # Asked before opening: to open a pipe is to wait for its writer.
-        regular = stat.S_ISREG(os.stat(path).st_mode)
+        regular = stat.S_ISREG(os.stat(long_path(path)).st_mode)
     except OSError:
         return "picture" if named else "other"  # a link to nothing: the decoder says so
     if not regular:
@@ -239,21 +227,10 @@ def _kind(folder: Path, relative: str) -> str:
     if extension in CAPTION_EXTENSIONS:
         return "other"
     try:
-        with open(path, "rb") as f:
+        with open(long_path(path), "rb") as f:
             return "picture" if images.looks_like_picture(f.read(32)) else "other"
     except OSError:
         return "other"
-
-
-def natural(text: str) -> tuple[Any, ...]:
-    """Sort key that puts ``2.png`` before ``10.png``."""
-    parts = re.split(r"(\d+)", text)
-    return tuple((int(p), "") if p.isdecimal() else (-1, p.casefold()) for p in parts), text
-
-
-def shown(path: str) -> str:
-    """A path as text that can be written anywhere, whatever bytes the file system gave."""
-    return Path(path).as_posix().encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,8 +22,13 @@ function findNode(id) {
 /** Whether `place` ({node_id, workflow_id} from the server) is this node, in this workflow. */
 export function isPlaceOf(place, node) {
   const here = rootGraph()?.id
-  const elsewhere = place.workflow_id && here && place.workflow_id !== here
+  const elsewhere = isGiven(place.workflow_id) && isGiven(here) && place.workflow_id !== here
   return !elsewhere && findNode(place.node_id) === node
+}
+
+/** Workflows that were never saved may have no id, or one of zeros. */
+function isGiven(id) {
+  return Boolean(id) && /[1-9a-f]/.test(id)
 }
 
 export function keptRun(node) {

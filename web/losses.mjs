@@ -51,17 +51,27 @@ function mergeBins(bins) {
 }
 
 /**
- * Exponential moving average over steps, free of the pull towards its start, so that the first value counts as much
- * as it should. `span` is in steps. Returns one number a bin.
+ * Moving average with weights that fall off exponentially to both sides, so that a falling curve is not drawn late; at
+ * its two ends there is one side only. `span` is in steps. Returns one number a bin.
  */
 export function smooth(bins, span) {
   const keep = 1 - 2 / (span + 1)
+  const own = bins.map((bin) => 1 - keep ** bin[4])
+  const before = decayed(bins, own)
+  const after = decayed([...bins].reverse(), [...own].reverse()).reverse()
+  return bins.map((bin, i) => {
+    const weight = before[i].weight + after[i].weight - own[i]
+    return (before[i].sum + after[i].sum - bin[1] * own[i]) / weight
+  })
+}
+
+/** Sum and weight of each bin and those before it, which count the less the more steps lie between. */
+function decayed(bins, own) {
   let [sum, weight] = [0, 0]
-  return bins.map((bin) => {
-    const kept = keep ** bin[4]
-    sum = sum * kept + bin[1] * (1 - kept)
-    weight = weight * kept + (1 - kept)
-    return sum / weight
+  return bins.map((bin, i) => {
+    sum = sum * (1 - own[i]) + bin[1] * own[i]
+    weight = weight * (1 - own[i]) + own[i]
+    return { sum, weight }
   })
 }
 

@@ -9,7 +9,7 @@ import { TEXT } from './strings.mjs'
 import { STYLE } from './style.mjs'
 
 const WIDTH = 340
-const HEIGHT = 232
+const HEIGHT = 252
 const BUSY = ['preparing', 'training', 'held']
 
 /** Give `node` its panel. Returns it. */
@@ -53,9 +53,9 @@ class Panel {
     this.ends.abort()
   }
 
-  /** Show what the node had to say when it ran, until the run moves again. */
+  /** Show the first line that the node had to say when it ran, until the run moves again. */
   say(lines) {
-    this.said = lines.join(' ')
+    this.said = lines[0]
     this._render()
   }
 
@@ -157,7 +157,8 @@ class Panel {
   /** The last line: what went wrong, else what was asked for, what it does, what to do next. */
   _say(run, state, asked) {
     const error = run?.requestFailed || (['failed', 'interrupted'].includes(state) && run?.status?.error) || ''
-    const wish = { pause: TEXT.pausing, stop: TEXT.stopping }[asked]
+    const done = { pause: 'paused', stop: 'stopped' }[asked] === state
+    const wish = done ? '' : { pause: TEXT.pausing, stop: TEXT.stopping }[asked]
     const text = runs.online ? error || wish || run?.note || this.said || this._hint(run?.status, state) : TEXT.offline
     this.line.classList.toggle('is-error', error !== '' && text === error)
     setText(this.line, text)

@@ -38,7 +38,7 @@ button:disabled { opacity: 0.4; cursor: default; }
 .progress i { display: block; width: 0; height: 100%; background: var(--tone); }
 
 .chart {
-  position: relative; flex: 1; min-height: 60px;
+  position: relative; flex: 1; min-height: 76px;
   display: grid; grid-template: 1fr auto / auto 1fr; column-gap: 6px;
 }
 .plot { position: relative; grid-area: 1 / 2; min-width: 0; min-height: 0; }

@@ -133,6 +133,14 @@ class Canvas:
         """The graph as Save writes it."""
         return json.loads(self.page.evaluate("() => JSON.stringify(window.app.canvas.graph.serialize())"))
 
+    def said(self, node: int | str) -> list[str]:
+        """The lines that a node had to say when it ran, as shown on it."""
+        return json.loads(self.page.evaluate("""(id) => {
+          const widget = window.app.canvas.graph.getNodeById(id).widgets.find((w) => w.name === 'said')
+          const lines = widget?.element.shadowRoot.querySelectorAll('.said > div') ?? []
+          return JSON.stringify([...lines].map((line) => line.innerText))
+        }""", str(node)))
+
     # -- the panel
 
     def panel(self, node: int | str) -> Panel:

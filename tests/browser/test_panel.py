@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.browser.canvas import RENDERERS, Canvas
 from tests.comfyui.server import Server
 
-DEMO = Path(__file__).resolve().parents[2] / "example_workflows" / "demo.json"
+DEMO = Path(__file__).resolve().parents[2] / "example_workflows" / "demo_any_machine.json"
 MANY = 1_000_000
 """More steps than are trained while a test lasts."""
 
@@ -155,7 +157,12 @@ def test_a_finished_run_and_one_that_is_queued_again_say_so(canvas: Callable[...
         page.page.wait_for_timeout(2500)
         wait_idle(server)
         assert server.steps("short") == trained
-        assert panel.read()["state"] == "Finished"
+        shown = panel.read()
+        assert shown["state"] == "Finished" and "'short'" in shown["line"], "what the node had to say"
+        start = next(n for n in page.nodes() if n["type"] == "FluxFFTStart")
+        assert any("16 pictures" in line for line in page.said(start["id"]))
+        page.fit()
+        page.screenshot("finished")
         saved = page.saved()
         node = next(n for n in saved["nodes"] if str(n["id"]) == train)
         assert node["properties"]["flux_fft_run"] == "short" and len(node["widgets_values"]) == 1
@@ -179,6 +186,45 @@ def test_another_workflow_with_the_same_node_ids_does_not_take_the_run(
         assert page.panel(train).read()["state"] == "No run yet"
     finally:
         stop(server, "mine")
+
+
+def test_events_that_were_lost_with_the_connection_are_made_up_for(
+        canvas: Callable[..., Canvas], server: Server) -> None:
+    page = canvas()
+    train = demo(page, "dropped", MANY)
+    panel = page.panel(train)
+    page.queue()
+    try:
+        before = _step(panel.wait("p.state === 'Training' && step > 10", 180))
+        page.page.context.set_offline(True)  # no new connection ...
+        page.page.evaluate("() => window.app.api.socket.close()")  # ... and the one there is goes down
+        panel.wait("p.line.startsWith('No connection')", 20)
+        page.page.wait_for_timeout(3000)
+        page.page.context.set_offline(False)
+        after = panel.wait(f"p.state === 'Training' && step > {before + 10}", 30)
+        # All steps are in the curve, those of the gap too.
+        assert after["curve"] == _step(after)
+        page.problems.clear()  # the requests that failed while there was no connection
+    finally:
+        stop(server, "dropped")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills a process by its POSIX signal")
+def test_a_worker_that_is_killed_shows_as_interrupted(canvas: Callable[..., Canvas], server: Server) -> None:
+    page = canvas()
+    train = demo(page, "killed", MANY)
+    panel = page.panel(train)
+    page.queue()
+    panel.wait("p.state === 'Training' && step > 5", 180)
+    run_dir = server.home / "killed"
+    workers = [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in (p.info["cmdline"] or [])]
+    assert len(workers) == 1
+    workers[0].kill()
+    shown = panel.wait("p.state === 'Interrupted'", 20)
+    wait_idle(server)
+    assert "Queue" in shown["line"] and not shown["pause"] and not shown["stop"]
+    page.show(train)
+    page.screenshot("panel-interrupted")
 
 
 def test_routes_refuse_what_is_not_there(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.browser.canvas import RENDERERS, Canvas
-from tests.comfyui.server import Server
+from tests.comfyui.server import PACK_NAME, Server
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "example_workflows").glob("*.json"))
 FILE = (".safetensors", ".sft")
@@ -116,6 +117,8 @@ def test_every_node_has_a_help_page_and_says_what_its_inputs_do(server: Server) 
     docs = Path(__file__).resolve().parents[2] / "web" / "docs"
     for name, kind in known.items():
         page = (docs / f"{name}.md").read_text(encoding="utf-8")
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/extensions/{PACK_NAME}/docs/{name}.md") as served:
+            assert served.read().decode() == page
         inputs = [i for group in ("required", "optional") for i in kind["input"].get(group, {})]
         links = {i for i in inputs if kind["input"].get("required", {}).get(i, [""])[0] in ("FLUX_FFT_RUN",)}
         assert [i for i in inputs if i not in links and f"`{i}`" not in page] == [], name

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,14 @@ ROOT = Path(__file__).parents[2]
 
 def command(*arguments):
     done = subprocess.run([sys.executable, "-m", "trainer", *map(str, arguments)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=300)  # fmt: skip
+                          text=True, timeout=1200)  # fmt: skip
     return done
+
+
+def here(*arguments):
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    return demo.main(parser.parse_args([str(a) for a in arguments]))
 
 
 @pytest.fixture(scope="module")
@@ -67,20 +74,19 @@ def test_the_files_it_leaves(trained):
     assert [s for s, _ in run.losses()] == list(range(1, 241)) and [s for s, _ in run.evals()] == [0, 240]
 
 
-def test_steps_are_targets_and_the_run_can_be_trained_on(trained, tmp_path):
-    import shutil
-
+def test_steps_are_targets_and_the_run_can_be_trained_on(trained, tmp_path, capsys):
     moved = tmp_path / "moved"
     shutil.copytree(trained[0], moved)
     first = json.loads(trained[1].stdout)
-    again = command("demo", "--out", moved, "--steps", 100, "--json")
-    result = json.loads(again.stdout)
-    assert "step 240 already" in again.stderr and result["steps"] == 240 and result["accuracy"] == first["accuracy"]
+    assert here("--out", moved, "--steps", 100, "--json") == 0
+    again = capsys.readouterr()
+    result = json.loads(again.out)
+    assert "step 240 already" in again.err and result["steps"] == 240 and result["accuracy"] == first["accuracy"]
     assert (result["loss_first"], result["loss_last"]) == (first["loss_first"], first["loss_last"])
     on = command("train", moved, "--until", 243, "--json")
     assert on.returncode == 0 and json.loads(on.stdout)["step"] == 243, on.stderr
-    more = command("demo", "--out", moved, "--steps", 245)
-    assert more.returncode == 0 and "accuracy: " in more.stdout, more.stderr
+    assert here("--out", moved, "--steps", 245) == 0
+    assert "accuracy: " in capsys.readouterr().out
     assert [s for s, _ in RunDirectory(moved).losses()] == list(range(1, 246))
 
 
@@ -94,11 +100,9 @@ def test_errors_are_one_line(tmp_path, trained):
         ("--out", tmp_path / "new", "--steps", "0"): "--steps is 0",
         ("--out", trained[0], "--seed", "5"): "training seed 0, not 5",
     }
-    parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
     for arguments, words in cases.items():
         with pytest.raises(ValueError, match=words) as caught:
-            demo.main(parser.parse_args([str(a) for a in arguments]))
+            here(*arguments)
         assert "\n" not in str(caught.value)
     done = command("demo", "--out", tmp_path / "file", "--json")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr

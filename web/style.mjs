@@ -45,7 +45,7 @@ button:disabled { opacity: 0.4; cursor: default; }
 svg { position: absolute; inset: 0; width: 100%; height: 100%; overflow: hidden; }
 path { fill: none; vector-effect: non-scaling-stroke; stroke-linejoin: round; stroke-linecap: round; }
 .grid { stroke: var(--line); stroke-width: 1px; }
-.raw { stroke: var(--accent); stroke-width: 1px; opacity: 0.35; }
+.raw { stroke: var(--accent); stroke-width: 1px; opacity: 0.45; }
 .bold { stroke: var(--accent); stroke-width: 2px; }
 .values { position: relative; grid-area: 1 / 1; width: 34px; font-size: 10px; color: var(--dim); }
 .values span { position: absolute; right: 0; transform: translateY(-50%); }

@@ -8,6 +8,7 @@ Everything of ``comfy`` is imported inside functions, so that loading the pack c
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,14 +146,23 @@ def end_prompt() -> BaseException:
 class Progress:
     """The progress bar on a node. On the executor thread only: its update may raise the user's Cancel."""
 
-    def __init__(self, total: int, node_id: str | None) -> None:
-        import comfy.utils
+    INTERVAL = 0.2
+    """Seconds between two updates."""
 
-        self._bar = comfy.utils.ProgressBar(max(total, 1), node_id=node_id)
+    def __init__(self, total: int, node_id: str | None) -> None:
+        self._total, self._node_id, self._told = max(total, 1), node_id, 0.0
 
     def update(self, done: int, total: int | None = None, image: Any = None) -> None:
         """``image``: a PIL picture to show on the node."""
-        self._bar.update_absolute(done, total, None if image is None else ("JPEG", image, 512))
+        import comfy.utils
+
+        self._total = total or self._total
+        if done < self._total and image is None and time.monotonic() < self._told + self.INTERVAL:
+            return
+        self._told = time.monotonic()
+        # A bar for each update: newer ones tell only every half percent, which may be ten minutes of training.
+        bar = comfy.utils.ProgressBar(self._total, node_id=self._node_id)
+        bar.update_absolute(done, None, None if image is None else ("JPEG", image, 512))
 
 
 def unload_models() -> None:

@@ -73,6 +73,12 @@ which reads hidden size, context and pooled widths, input channels and depths fr
 of 128 = 16 + 56 + 56 (so the hidden size is a multiple of 128), mlp_ratio 4, theta 10000, biases everywhere, 16 latent
 channels out, patches of 2. ComfyUI before 0.9 also fixes the hidden size (3072), the heads (24) and the context width
 (4096), and cannot load it."""
+PRESETS = {
+    "tiny": TINY,
+    "0.3b": FluxParams(hidden_size=1536, num_heads=12, depth=2, depth_single_blocks=4),
+    "flux-dev": FluxParams(),
+}
+"""Sizes by name, for plans, measurements and tests."""
 
 
 def trainable_dtype(name: str, base: torch.dtype) -> torch.dtype:

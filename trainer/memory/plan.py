@@ -1,36 +1,26 @@
 """Will it fit, and what has to live in host memory? Decided from sizes alone, before anything is loaded.
 
-All figures are bytes unless a name says GiB. Where one is a guess it is a high one, since a plan
-that is too tight costs a run.
+All figures are bytes unless a name says GiB.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import os
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import AUTO, OptimizerConfig, RunConfig
+from ..config import AUTO, RunConfig
+from .alternatives import alternatives
+from .machine import DESKTOP, GIB, Machine, this_machine
 
 if TYPE_CHECKING:
     from ..flux.variants import FileInfo
+    from .footprint import Footprint, Stages
 
-GIB = 1 << 30
-TEXT_TOKENS = 512
-"""Text tokens per picture that the plan assumes (dev; schnell has 256)."""
-ACTIVATIONS = 42
-"""Values per token and hidden unit at the peak of a double block's backward pass: 29.3 are saved by autograd (counted
-with saved-tensor hooks; a single block saves 27.3), the rest is for the gradients on their way."""
-CONTEXT = int(1.5 * GIB)
-"""VRAM that the GPU's driver, its libraries and the allocator's slack take."""
-PROCESS = 2 * GIB
-"""Host memory of the process itself: Python, torch, its libraries."""
-UPDATE = 256 << 20
-"""Temporaries of a chunked update."""
+TEXT_TOKENS = {"dev": 512, "schnell": 256}
+"""Text tokens per picture that the plan assumes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,159 +41,223 @@ class Plan:
     """GiB of VRAM at the peak of a step; 0 on a CPU."""
     ram_gb: float
     """GiB of host memory at the peak."""
+    pinned_gb: float = 0.0
+    """GiB of those that are pinned."""
+    disk_gb: float = 0.0
+    """GiB of disk that two save points take (the older goes when the newer is whole) and one bf16 export."""
+    state_format: str = ""
+    weight_precision: str = ""
+    step_seconds: float | None = None
+    """Seconds that a step should take by the machine's speeds; None where they are not known."""
+    waits_for: str = ""
+    """What sets the pace: ``arithmetic``, ``up`` (copies to the GPU), ``down`` (copies back) or ``memory``."""
+    enough_ram: bool = True
+    """Whether RAM alone is enough."""
+    blocks: int = 0
+    """Blocks that could be swapped."""
+    pictures: int = 0
+    """Pictures per update."""
     items: dict[str, float] = field(default_factory=dict)
-    """GiB by what takes it."""
+    """GiB by what takes it; ``GPU:`` and ``disk:`` stand before what is not host memory. What is ``left to`` others is
+    part of neither ``vram_gb`` nor ``ram_gb``, but has to be there."""
     reasons: tuple[str, ...] = ()
     """Why it was decided so, and what to do if it does not fit: one sentence each."""
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Bytes that the plan may use."""
-
-    device: str
-    vram_free: int
-    ram_total: int
-
-
-def block_sizes(flux: dict[str, Any]) -> tuple[int, int, int]:
-    """Parameters of one double block, of one single block, and of all the rest (biases and norms left out)."""
-    c, mlp = flux["hidden_size"], int(flux["hidden_size"] * flux.get("mlp_ratio", 4.0))
-    double = 2 * (6 * c * c + 3 * c * c + c * c + 2 * c * mlp)
-    single = 3 * c * c + c * (3 * c + mlp) + (c + mlp) * c
-    embedders = (2 if flux["guidance_embed"] else 1) * (256 * c + c * c) + flux["vec_in_dim"] * c + c * c
-    rest = embedders + c * (flux["in_channels"] + flux["context_in_dim"]) + 2 * c * c + c * flux["out_channels"]
-    return double, single, rest
-
-
-def state_bytes(optimizer: OptimizerConfig) -> float:
-    """Host bytes per parameter of what the optimizer keeps: its states, and the masters' residuals."""
-    import torch
-
-    from ..optim.base import spec_from_config, storage_layout
-
-    dtype, numel = (torch.float32 if optimizer.weight_precision == "f32" else torch.bfloat16), 1 << 16
-    layout = storage_layout(spec_from_config(optimizer, 0), numel, dtype)
-    return sum(math.prod(shape) * kind.itemsize for kind, shape in layout.values()) / numel
-
-
 def resolve(
-    config: RunConfig, info: FileInfo, shapes: Sequence[tuple[int, int]], machine: Machine | None = None
+    config: RunConfig,
+    info: FileInfo,
+    shapes: Sequence[tuple[int, int]],
+    machine: Machine | None = None,
+    *,
+    explain: bool = True,
 ) -> Plan:
-    """The plan for a run on latents of ``shapes`` (h, w). ``machine`` stands in for this one."""
-    machine = machine or this_machine(config.memory.device, config.memory.reserve_vram_gb)
-    assert info.flux is not None
-    count = info.flux["depth"] + info.flux["depth_single_blocks"]
-    on_gpu, memory = machine.device != "cpu", config.memory
-    swaps = (
-        range(count + 1) if memory.blocks_to_swap == AUTO and on_gpu else [min(max(memory.blocks_to_swap, 0), count)]
-    )
-    offloads = {"on": [True], "off": [False], "auto": [False, True] if on_gpu else [False]}[memory.activation_offload]
+    """The plan for a run on latents of ``shapes`` (h, w). ``machine`` stands in for this one.
 
-    choices = [_measure(config, info.flux, shapes, swap, offload, on_gpu) for swap in swaps for offload in offloads]
-    fitting = [c for c in choices if not on_gpu or c["vram"] <= machine.vram_free]
-    # Of what fits, whatever moves the fewest bytes in a step; if nothing does, whatever comes nearest.
-    chosen = min(fitting, key=lambda c: c["moved"]) if fitting else min(choices, key=lambda c: c["vram"])
-    reasons = []
-    if on_gpu:
-        reasons.append(
-            f"{chosen['swap']} of {count} blocks wait in host memory, activations "
-            f"{'too' if chosen['offload'] else 'stay on the GPU'}: the least to move that fits "
-            f"{machine.vram_free / GIB:.1f} GiB of free VRAM"
-            if fitting
-            else f"a step needs {chosen['vram'] / GIB:.1f} GiB of VRAM, {machine.vram_free / GIB:.1f} GiB are free: "
-            "lower micro_batch or resolution, or close other programs that use the GPU"
-        )
-    enough_ram = chosen["ram"] <= machine.ram_total
-    if not enough_ram:
-        reasons.append(
-            f"training needs {chosen['ram'] / GIB:.1f} GiB of RAM and {machine.ram_total / GIB:.1f} GiB are "
-            "here: choose a smaller state format or an optimizer with fewer states"
-        )
+    ``explain``: where it does not fit, say what would.
+    """
+    machine = machine or this_machine(config.memory.device, config.memory.reserve_vram_gb)
+    chosen, enough_vram, enough_ram = _best(config, info, shapes, machine)
+    reasons = list(_why(config, chosen, machine, enough_vram, enough_ram))
+    if explain and not (enough_vram and enough_ram):
+        reasons += alternatives(config, shapes, lambda changed, sizes: _best(changed, info, sizes, machine))
+    seconds, waits_for = _pace(config, info, shapes, chosen, machine)
+    items = {f"GPU: {name}": size for name, size in chosen.size.vram.items()} | chosen.size.ram
+    disk = {"disk: two save points": 2 * chosen.stages.home, "disk: an export": 2 * chosen.stages.numel}
+    items |= disk | {"left to ComfyUI and the desktop": DESKTOP}
+    if machine.device != "cpu":
+        items["GPU: left to the desktop"] = int(config.memory.reserve_vram_gb * GIB)
     return Plan(
         device=machine.device,
-        blocks_to_swap=chosen["swap"],
-        activation_offload=chosen["offload"],
-        micro_batch=memory.micro_batch,
-        fits=bool(fitting) and enough_ram,
-        vram_gb=round(chosen["vram"] / GIB, 2),
-        ram_gb=round(chosen["ram"] / GIB, 2),
-        items={k: round(v / GIB, 3) for k, v in chosen["items"].items()},
+        blocks_to_swap=chosen.swap,
+        activation_offload=chosen.offload,
+        micro_batch=chosen.micro if chosen.micro < config.recipe.batch_size else config.memory.micro_batch,
+        fits=enough_vram and enough_ram,
+        vram_gb=round(sum(chosen.size.vram.values()) / GIB, 2),
+        ram_gb=round(sum(chosen.size.ram.values()) / GIB, 2),
+        pinned_gb=round(min(chosen.size.pinned, _pinnable(machine)) / GIB, 2),
+        disk_gb=round(sum(disk.values()) / GIB, 2),
+        state_format=config.optimizer.state_format,
+        weight_precision=config.optimizer.weight_precision,
+        enough_ram=enough_ram,
+        blocks=len(chosen.stages.body),
+        pictures=config.recipe.batch_size,
+        step_seconds=seconds,
+        waits_for=waits_for,
+        items={name: round(size / GIB, 3) for name, size in items.items()},
         reasons=tuple(reasons),
     )
 
 
-def _measure(
-    config: RunConfig, flux: dict[str, Any], shapes: Sequence[tuple[int, int]], swap: int, offload: bool, on_gpu: bool
-) -> dict[str, Any]:
-    """Bytes on the device, in host memory and moved in a step, with ``swap`` blocks swapped."""
-    double, single, rest = block_sizes(flux)
-    weight = 4 if config.optimizer.weight_precision == "f32" else 2
-    doubles = min(swap, flux["depth"])
-    swapped = doubles * double + (swap - doubles) * single
-    total = flux["depth"] * double + flux["depth_single_blocks"] * single + rest
-    largest = max(double if flux["depth"] else 0, single if flux["depth_single_blocks"] else 0, rest)
+@dataclass(frozen=True)
+class _Choice:
+    """One way to run it."""
+
+    swap: int
+    offload: bool
+    micro: int
+    size: Footprint
+    stages: Stages
+
+    @property
+    def vram(self) -> int:
+        return sum(self.size.vram.values())
+
+    @property
+    def ram(self) -> int:
+        return sum(self.size.ram.values())
+
+    @property
+    def moved(self) -> int:
+        return self.size.up + self.size.down
+
+
+def _tokens(info: FileInfo, shapes: Sequence[tuple[int, int]]) -> int:
+    """Tokens of the largest picture with its caption."""
+    return max(-(-h // 2) * -(-w // 2) for h, w in shapes) + TEXT_TOKENS.get(info.variant, 512)
+
+
+def _best(
+    config: RunConfig, info: FileInfo, shapes: Sequence[tuple[int, int]], machine: Machine
+) -> tuple[_Choice, bool, bool]:
+    """The choice that moves the least in a step among those that fit; else the one that comes nearest."""
+    from .footprint import footprint, stage_sizes
+
+    assert info.flux is not None
+    flux, stages = info.flux, stage_sizes(info.flux, config.optimizer)
+    count, memory, on_gpu = len(stages.body), config.memory, machine.device != "cpu"
     pictures = config.recipe.batch_size
-    tokens = max(-(-h // 2) * -(-w // 2) for h, w in shapes) + TEXT_TOKENS
-    stream = pictures * tokens * flux["hidden_size"] * weight
-    inputs = stream * (flux["depth"] + flux["depth_single_blocks"] + 1)
+    micro, tokens = min(memory.micro_batch or pictures, pictures), _tokens(info, shapes)
 
-    device = {
-        "weights on the device": (total - swapped) * weight,
-        "slot for swapped weights": largest * weight if swap else 0,
-        "gradients of one block": largest * (4 + weight),
-        "activations of one block": stream * ACTIVATIONS * (config.memory.micro_batch or pictures) // pictures,
-        "block inputs": 0 if offload else inputs,
-        "update": UPDATE,
-    }
-    states = total * state_bytes(config.optimizer)
-    host = {"weights": total * weight, "optimizer states": states, "process": PROCESS}
-    if on_gpu:
-        device["driver and allocator"] = CONTEXT
-        if offload:
-            host["block inputs"] = inputs
-    else:
-        device.pop("weights on the device")
-        host |= device
-    return {
-        "swap": swap,
-        "offload": offload,
-        "items": ({f"GPU: {k}": v for k, v in device.items()} if on_gpu else {}) | host,
-        "vram": sum(device.values()) if on_gpu else 0,
-        "ram": sum(host.values()),
-        "moved": 3 * swapped * weight + (2 * inputs if offload else 0),
-    }
+    def choice(swap: int, offload: bool) -> _Choice:
+        size = footprint(
+            stages,
+            swap=swap,
+            offload=offload,
+            on_gpu=on_gpu,
+            pictures=pictures,
+            micro=micro,
+            tokens=tokens,
+            hidden=flux["hidden_size"],
+            compute=4 if config.optimizer.weight_precision == "f32" else 2,
+        )
+        return _Choice(swap, offload, micro, size, stages)
 
+    def over_vram(c: _Choice) -> int:
+        return max(c.vram - machine.vram_free, 0) if on_gpu else 0
 
-def this_machine(device: str, reserve_gb: float) -> Machine:
-    """What this machine offers on ``device``. Raises ``ValueError`` for a device that is not there."""
-    ram = total_ram()
-    if device == "cpu":
-        return Machine("cpu", 0, ram)
-    import torch
+    def over_ram(c: _Choice) -> int:
+        return max(c.ram - machine.ram_free, 0)
 
-    if not torch.cuda.is_available():
-        if device == "auto":
-            return Machine("cpu", 0, ram)
-        raise ValueError(f"device is {device!r}, but torch finds no GPU here: choose auto or cpu")
-    index = int(device.partition(":")[2] or 0)
-    if index >= torch.cuda.device_count():
-        raise ValueError(f"device is {device!r}, but there are {torch.cuda.device_count()} GPUs: the first is cuda:0")
-    free, _ = torch.cuda.mem_get_info(index)
-    return Machine(f"cuda:{index}", max(free - int(reserve_gb * GIB), 0), ram)
+    choices = []
+    for offload in {"on": [True], "off": [False], "auto": [False, True] if on_gpu else [False]}[
+        memory.activation_offload
+    ]:
+        if memory.blocks_to_swap != AUTO or not on_gpu:
+            choices.append(choice(min(max(memory.blocks_to_swap, 0), count), offload))
+            continue
+        # Swapping more never takes more VRAM: the fewest that fit.
+        fewest = bisect_left(range(count), True, key=lambda swap, o=offload: not over_vram(choice(swap, o)))
+        choices.append(choice(fewest, offload))
+    best = min(choices, key=lambda c: (over_vram(c), over_ram(c), c.moved))
+    return best, not over_vram(best), not over_ram(best)
 
 
-def total_ram() -> int:
-    """Bytes of memory that this process may use: the machine's, or its container's limit where that is lower."""
-    import psutil
+def _why(config: RunConfig, c: _Choice, machine: Machine, enough_vram: bool, enough_ram: bool) -> Iterator[str]:
+    if machine.device != "cpu" and enough_vram:
+        yield (
+            f"{c.swap} of {len(c.stages.body)} blocks wait in host memory, activations "
+            f"{'too' if c.offload else 'stay on the GPU'}: the least to move that fits "
+            f"{machine.vram_free / GIB:.1f} GiB of VRAM"
+        )
+    elif machine.device != "cpu":
+        yield f"a step needs {c.vram / GIB:.1f} GiB of VRAM and {machine.vram_free / GIB:.1f} GiB are left to it"
+    if not enough_ram:
+        yield (
+            f"training needs {c.ram / GIB:.1f} GiB of RAM and {machine.ram_free / GIB:.1f} GiB are left to it "
+            "(the rest is for the system, ComfyUI and the desktop)"
+        )
+    elif machine.ram_now is not None and c.ram > machine.ram_now:
+        yield (
+            f"{machine.ram_now / GIB:.1f} GiB of RAM are free at this moment, {c.ram / GIB:.1f} GiB are needed: "
+            "close other programs and runs before training"
+        )
+    if enough_ram and c.size.pinned > _pinnable(machine):
+        yield (
+            f"{_pinnable(machine) / GIB:.0f} of {c.size.pinned / GIB:.0f} GiB can be pinned here: the rest is copied "
+            f"once more on its way, which costs the host's memory some {2 * c.moved / GIB:.0f} GiB of traffic a step"
+        )
 
-    total = psutil.virtual_memory().total
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        if os.path.exists(path):
-            text = Path(path).read_text(encoding="ascii").strip()
-            if text.isdigit():
-                total = min(total, int(text))
-    return total
+
+def _pinnable(machine: Machine) -> int:
+    return machine.ram_free if machine.pinnable is None else machine.pinnable
+
+
+def _pace(
+    config: RunConfig, info: FileInfo, shapes: Sequence[tuple[int, int]], c: _Choice, machine: Machine
+) -> tuple[float | None, str]:
+    """Seconds of a step and what it waits for, by the event model."""
+    if machine.device == "cpu" or not machine.speeds.known:
+        return None, ""
+    from . import timing
+
+    assert info.flux is not None
+    work = timing.step_work(
+        info.flux,
+        c.stages,
+        swap=c.swap,
+        offload=c.offload,
+        pictures=config.recipe.batch_size,
+        tokens=_tokens(info, shapes),
+        text=TEXT_TOKENS.get(info.variant, 512),
+    )
+    found = timing.simulate(work, machine.speeds)
+    return round(found.seconds, 2), found.waits_for
+
+
+def tighter(plan: Plan, resolve_with: Callable[..., Plan]) -> Plan | None:
+    """A plan that takes less VRAM than ``plan``, which was too much; None if there is none.
+
+    ``resolve_with(**memory)`` plans with those memory settings. More blocks are swapped and activations offloaded; once
+    all are, fewer pictures pass at once.
+    """
+    blocks = plan.blocks
+    more = min(plan.blocks_to_swap + max(2, blocks // 8), blocks)
+    for swap, offload, micro in (
+        (more, "on", plan.micro_batch),
+        (more, "on" if plan.activation_offload else "off", plan.micro_batch),
+        (blocks, "on", max(1, (plan.micro_batch or plan.pictures) // 2)),
+        (blocks, "off", max(1, (plan.micro_batch or plan.pictures) // 2)),
+    ):
+        found = resolve_with(blocks_to_swap=swap, activation_offload=offload, micro_batch=micro)
+        same = (found.blocks_to_swap, found.activation_offload, found.micro_batch or found.pictures)
+        if found.enough_ram and same != (
+            plan.blocks_to_swap,
+            plan.activation_offload,
+            plan.micro_batch or plan.pictures,
+        ):
+            return dataclasses.replace(found, reasons=("the plan before ran out of VRAM", *found.reasons))
+    return None
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from . import checkpoint, flow
 from .config import RunConfig
 from .data.batches import Dataset, batch_indices
 from .flux.model import build_meta, flux_params, patchify
-from .flux.variants import require_flux
+from .flux.variants import FileInfo, require_flux
 from .memory.conveyor import Conveyor, Keeper
-from .memory.plan import Plan, resolve
+from .memory.machine import pinnable_ram, this_machine
+from .memory.plan import Plan, resolve, tighter
 from .memory.streams import Streams, streams_for
 from .optim.base import spec_from_config
 from .walk import MicroBatch, Stage, build_stages, predict_head, walk_back, walk_out
@@ -53,9 +54,9 @@ class StepReport:
 class Trainer:
     """Owns the weights, the optimizer states and the device of one run. Used by one thread.
 
-    ``dataset`` is the manifest (``dataset.json``); ``rollbacks`` counts how often the run was taken
-    back to an earlier step, so that it never repeats its noise; ``plan`` what was decided for this
-    run earlier (else it is decided now).
+    ``dataset`` is the manifest (``dataset.json``), or what can be asked like a ``Dataset``; ``rollbacks`` counts how
+    often the run was taken back to an earlier step, so that it never repeats its noise; ``plan`` what was decided for
+    this run earlier (else it is decided now). ``info`` and ``fill(stages)`` stand in for the model's file.
     """
 
     def __init__(
@@ -63,26 +64,31 @@ class Trainer:
         config: RunConfig,
         run_dir: Path,
         *,
-        dataset: dict[str, Any],
+        dataset: dict[str, Any] | Dataset,
         rollbacks: int = 0,
         plan: Plan | None = None,
         streams: Streams | None = None,
+        info: FileInfo | None = None,
+        fill: Callable[[Sequence[Stage]], None] | None = None,
     ):
         self.config, self.rollbacks = config, rollbacks
-        self.data = Dataset(dataset, run_dir)
-        self.info = require_flux(config.model.flux)
-        self.plan = plan or resolve(config, self.info, self.data.shapes)
+        self.data = dataset if isinstance(dataset, Dataset) else Dataset(dataset, run_dir)
+        self.info = info or require_flux(config.model.flux)
+        self.plan = plan or self._resolve()
         self.device = torch.device(self.plan.device)
         params = flux_params(self.info)
         base = torch.float32 if config.optimizer.weight_precision == "f32" else torch.bfloat16
         self.dtype = base
         self.model = build_meta(params, base).to_empty(device="cpu").requires_grad_(True)
-        self.conveyor = Conveyor(self.device, streams or streams_for(self.device))
+        self.conveyor = Conveyor(self.device, streams or streams_for(self.device, pinnable_ram()))
         self.keeper = Keeper(self.conveyor, offload=self.plan.activation_offload)
         spec = spec_from_config(config.optimizer, config.recipe.training_seed)
         swapped = self.plan.blocks_to_swap
         self.stages: list[Stage] = build_stages(self.model, config.recipe, spec, self.conveyor, swapped)
-        checkpoint.load_weights(self.stages, config.model.flux, self.info)
+        if fill is not None:
+            fill(self.stages)
+        else:
+            checkpoint.load_weights(self.stages, config.model.flux, self.info)
         self.step = 0
         """Updates done since the run began."""
         self.updated: list[str] = []
@@ -98,21 +104,7 @@ class Trainer:
         levels = [flow.timestep(recipe, self.data.shapes[i], *c) for i, c in zip(samples, counters, strict=True)]
         micros = self._micro_batches(samples, levels, counters)
 
-        *body, head = self.stages
-        back = [head, *reversed(body)]
-        arenas = [stage.arena for stage in back]
-        self.keeper.clear()
-        self.conveyor.begin([*(stage.arena for stage in body), *arenas], updates=arenas)
-        walk_out(self.conveyor, body, micros, self.keeper)
-        for stage in back:
-            with self.conveyor.visit(stage.arena):
-                for m in reversed(micros):
-                    with self._inputs(stage, m) as inputs:
-                        walk_back(stage, m, inputs, add=m is not micros[-1])
-            if stage is head:
-                loss = self._finite_loss(micros, samples, levels, step)
-            stage.arena.update(lr=lr, step=step)
-            self.updated.append(stage.name)
+        loss = self._walk(micros, lr=lr, step=step, check=lambda: self._finite_loss(micros, samples, levels, step))
 
         self.step, self.updated = step, []
         bad = [stage.name for stage in self.stages if not all(bool(group.finite) for group in stage.arena.groups)]
@@ -125,6 +117,67 @@ class Trainer:
             timesteps=tuple(levels),
             not_finite=tuple(bad),
         )
+
+    def _walk(
+        self, micros: list[MicroBatch], *, lr: float, step: int, check: Callable[[], float], keep: bool = True
+    ) -> float:
+        """Out along the stages, and back with an update of each; ``check`` is asked before the first and answered."""
+        *body, head = self.stages
+        back = [head, *reversed(body)]
+        arenas = [stage.arena for stage in back]
+        self.keeper.clear()
+        self.conveyor.begin([*(stage.arena for stage in body), *arenas], updates=arenas)
+        walk_out(self.conveyor, body, micros, self.keeper)
+        loss = math.nan
+        for stage in back:
+            with self.conveyor.visit(stage.arena):
+                for m in reversed(micros):
+                    with self._inputs(stage, m) as inputs:
+                        walk_back(stage, m, inputs, add=m is not micros[-1])
+            if stage is head:
+                loss = check()
+            stage.arena.update(lr=lr, step=step, keep=keep)
+            if keep:
+                self.updated.append(stage.name)
+        return loss
+
+    def warm_up(self) -> None:
+        """A step on the largest pictures whose updates are thrown away: it takes as much memory as any step will.
+
+        Raises ``torch.OutOfMemoryError`` where that is too much, before any weight has changed.
+        """
+        recipe, shapes = self.config.recipe, self.data.shapes
+        largest = max(range(len(shapes)), key=lambda i: shapes[i][0] * shapes[i][1])
+        samples = [largest] * recipe.batch_size
+        counters = [("warm-up", i) for i in range(len(samples))]
+        micros = self._micro_batches(samples, [0.5] * len(samples), counters, train=False)
+        self._walk(micros, lr=0.0, step=max(self.step, 1), check=lambda: 0.0, keep=False)
+        self.conveyor.streams.synchronize()
+
+    def tighten(self) -> bool:
+        """After running out of the device's memory: make do with less. False if nothing is left to give up.
+
+        A step that was cut short is left as it is: the stages in ``updated`` took part in it and the others did not.
+        It counts as done, so that the next one has other noise.
+        """
+        self.keeper.clear()
+        self.park()
+        plan = tighter(self.plan, self._resolve)
+        if plan is None:
+            return False
+        self.plan = plan
+        self.keeper = Keeper(self.conveyor, offload=plan.activation_offload)
+        for i, stage in enumerate(self.stages[1:-1]):
+            stage.arena.settle(resident=i >= plan.blocks_to_swap)
+        if self.updated:
+            self.step, self.updated = self.step + 1, []
+        return True
+
+    def _resolve(self, **memory: Any) -> Plan:
+        """The plan for this run, with some of its memory settings changed, on the device as it is now."""
+        config = replace(self.config, memory=replace(self.config.memory, **memory))
+        found = this_machine(config.memory.device, config.memory.reserve_vram_gb, now=True)
+        return resolve(config, self.info, self.data.shapes, found)
 
     @torch.no_grad()
     def predict(self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor, guidance: Tensor | None) -> Tensor:

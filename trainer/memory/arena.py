@@ -121,7 +121,8 @@ class Group:
         flat = self.conveyor.gradient(self.label, self.numel)
         views = [piece.view(flat) for piece in self.pieces]
         if add:
-            torch._foreach_add_(views, [g.float() for g in gradients])
+            for view, gradient in zip(views, gradients, strict=True):
+                view.add_(gradient)  # one by one: float32 copies of all would be as large as the gradient itself
             return
         torch._foreach_copy_(views, list(gradients))
         ends = [(p.start + p.parameter.numel()) for p in self.pieces]
@@ -232,8 +233,18 @@ class Arena:
             group.take_gradients(gradients[start : start + len(group.pieces)], add=add)
             start += len(group.pieces)
 
-    def update(self, *, lr: float, step: int) -> None:
-        """One optimizer step of every parameter from the gradients taken: all of them, or none if it raises."""
+    def settle(self, *, resident: bool) -> None:
+        """Have the weights stay on the device between uses, or not; while they are at home (``leave``)."""
+        assert all(group.here is None for group in self.groups)
+        self.resident = resident
+        for group in self.groups:
+            group.resident = resident
+
+    def update(self, *, lr: float, step: int, keep: bool = True) -> None:
+        """One optimizer step of every parameter from the gradients taken: all of them, or none if it raises.
+
+        ``keep=False``: none in any case, but all the work of it.
+        """
         done: list[tuple[Group, Buffer, Buffer]] = []
         try:
             for group in self.groups:
@@ -243,4 +254,7 @@ class Arena:
                 group._give_back(home, here)
             raise
         for group, home, here in done:
-            group.commit(home, here)
+            if keep:
+                group.commit(home, here)
+            else:
+                group._give_back(home, here)

@@ -33,9 +33,9 @@ class Pool:
 
     def make(self, shape: Layout) -> Buffer:
         """A new buffer of zeros."""
-        tensors = {name: torch.zeros(size, dtype=dtype, device=self.device) for name, dtype, size in shape}
         if self.device.type == "cpu":
-            tensors = {name: self.streams.pin(t) for name, t in tensors.items()}
+            return Buffer({name: self.streams.host_zeros(size, dtype) for name, dtype, size in shape})
+        tensors = {name: torch.zeros(size, dtype=dtype, device=self.device) for name, dtype, size in shape}
         return Buffer(tensors)
 
     def give(self, shape: Layout, buffer: Buffer) -> None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .pinned import Landed, PinnedMemory, Staging
 
 UP, COMPUTE, DOWN = "up", "compute", "down"
 Event = Any
@@ -80,65 +83,99 @@ class Streams:
     def synchronize(self) -> None:
         """Return when all three are idle: from then on, the host may look."""
 
-    def pin(self, tensor: Tensor) -> Tensor:
-        """Host memory that can be copied while the device computes, with the same content."""
-        return tensor
+    def host_zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Host memory that can be copied while the device computes."""
+        return torch.zeros(*shape, dtype=dtype)
+
+    def unpin(self) -> None:
+        """Make ordinary memory of all that ``host_zeros`` gave; while nothing is copied."""
 
 
 class CudaStreams(Streams):
-    """A GPU's."""
+    """A GPU's. ``pinnable``: bytes of host memory that may be pinned (None: all); the rest is staged."""
 
     staged = True
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, pinnable: int | None = None):
         self.device = device
         self._side = {UP: torch.cuda.Stream(device), DOWN: torch.cuda.Stream(device)}
+        self._memory = PinnedMemory(pinnable)
+        self._slots = PinnedMemory()
+        self._staging = {name: self._stage(name) for name in self._side}
+        self._written: list[Landed] = []
+        """Copies by the host that the next one must wait for, since they write what it reads."""
 
     def _stream(self, name: str) -> torch.cuda.Stream:
         return self._side.get(name) or torch.cuda.current_stream(self.device)
 
-    def release(self, buffer: Buffer) -> None:
-        """Before the last reference to memory of the compute stream's allocator is dropped: let the readers finish.
+    def _stage(self, name: str) -> Staging:
+        def make(size: int) -> Tensor:
+            slot = self._slots.zeros([size], torch.uint8)
+            self._slots.ready()
+            return slot
 
-        The allocator gives it to later work of the compute stream, and knows nothing of the others.
-        """
-        for event in buffer.read.values():
-            self.wait(COMPUTE, event)
+        return Staging(partial(self._put, name), partial(self._mark, name), make)
 
-    def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
-        with torch.cuda.stream(self._stream(stream)):
+    def _put(self, name: str, target: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self._stream(name)):
             target.copy_(source, non_blocking=True)
 
+    def _mark(self, name: str) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(self._stream(name))
+        return event
+
+    def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
+        self._memory.ready()
+        host = source if stream == UP else target
+        if self._memory.holds(host):
+            self._put(stream, target, source)
+            return
+        if stream == DOWN:
+            self._staging[DOWN].down(target, source)
+            return
+        for event in self._written:
+            event.synchronize()
+        self._written.clear()
+        self._staging[UP].up(target, source)
+
     def wait(self, stream: str, event: Event | None) -> None:
-        if event is not None:
-            self._stream(stream).wait_event(event)
+        if event is None:
+            return
+        self._stream(stream).wait_event(event.event)
+        if stream == UP and event.copies:
+            self._written.append(event)
 
     def record(self, stream: str) -> Event:
-        event = torch.cuda.Event()
-        event.record(self._stream(stream))
-        return event
+        return Landed(self._mark(stream), self._staging[DOWN].landing if stream == DOWN else ())
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
+        self._staging[DOWN].synchronize()
+
+    def host_zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._memory.zeros(shape, dtype)
+
+    def unpin(self) -> None:
+        self.synchronize()
+        self._memory.release()
 
 
 class BlockingStreams(CudaStreams):
-    """A GPU's, with every copy waited for, as a plain ``.to()`` does: what the overlap is measured against."""
+    """A GPU's, with every copy waited for and nothing pinned, as a plain ``.to()`` does it.
 
-    def release(self, buffer: Buffer) -> None:
-        """Before the last reference to memory of the compute stream's allocator is dropped: let the readers finish.
-
-        The allocator gives it to later work of the compute stream, and knows nothing of the others.
-        """
-        for event in buffer.read.values():
-            self.wait(COMPUTE, event)
+    What the overlap is measured against.
+    """
 
     def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
         torch.cuda.synchronize(self.device)
         target.copy_(source)
         torch.cuda.synchronize(self.device)
 
+    def host_zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype)
 
-def streams_for(device: torch.device) -> Streams:
-    """The streams of a device."""
-    return CudaStreams(device) if device.type == "cuda" else Streams()
+
+def streams_for(device: torch.device, pinnable: int | None = None) -> Streams:
+    """The streams of a device; see ``CudaStreams``."""
+    return CudaStreams(device, pinnable) if device.type == "cuda" else Streams()

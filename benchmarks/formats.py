@@ -1,8 +1,8 @@
 """What each state format does to the moments of Adam, against float32 (``python -m benchmarks.formats --json``).
 
-2,000 steps, then 2,000 with gradients at 0.3 of their size (a code that cannot decay shows itself there), for gradients
-whose scales within a block of 256 are lognormal with sigma 1 and 3, for 2 % of dead elements, and for
-gradients that are there one step in twenty. The last line is one JSON object; its scalars are the worst over all of these:
+2,000 steps, then 2,000 with gradients at 0.3 of their size (a code that cannot decay shows itself there): for
+gradients whose scales within a block of 256 are lognormal with sigma 1 and 3, for 2 % of dead elements, and for
+gradients that are there one step in twenty. The last line is one JSON object; its scalars are the worst of all these:
 
 - ``bytes``: of one element of one state.
 - ``m_error``: sum of abs(m - m_f32) over the sum of abs(m_f32).

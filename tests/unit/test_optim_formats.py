@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.formats import measure
 from trainer.optim.formats import FORMATS, POWER_UNIT, Format
 from trainer.optim.rounding import BLOCK, noise_of
 
@@ -153,3 +154,15 @@ def test_a_false_guard_writes_nothing(name: str, signed: bool) -> None:
     kind.encode_(storage, "x", value * float("nan"), signed, noise, 0, torch.tensor(False))
     assert all(torch.equal(before[part], storage[part]) for part in storage)
     assert kind.decode(storage, "x", signed).sub(value).abs().max() < 0.3
+
+
+def test_what_the_formats_do_to_moments() -> None:
+    """A short form of ``benchmarks.formats``; the prototype's code and int8 are told from the others by it."""
+    found = measure("dead", steps=300, numel=256 * 32)
+    last = {name: entries[-1] for name, entries in found.items()}
+    assert last["f32"]["m_error"] == 0
+    assert last["f24"]["m_error"] < 1e-4 and abs(last["f24"]["sqrt_v_mean"]) < 1e-4
+    assert last["log16"]["m_error"] < 1e-3 and abs(last["log16"]["sqrt_v_mean"]) < 2e-3
+    assert abs(last["bf16"]["sqrt_v_mean"]) < 5e-3 and abs(last["int8"]["sqrt_v_median"]) < 2e-2
+    assert all(entry["v_zeros"] == 0 for entry in last.values())
+    assert last["u16pow"]["sqrt_v_mean"] < -2e-2 and last["int8"]["m_error"] > 1e-2

@@ -285,6 +285,29 @@ def test_an_arena_is_updated_as_the_parameters_in_it() -> None:
         assert torch.equal(storage["exp_avg_sq"][start : start + len(codes)], codes)
 
 
+@pytest.mark.parametrize("state_format", STATE_FORMATS)
+@pytest.mark.parametrize("name", ["NAdamOffload", "AdanOffload"])
+def test_states_that_cross_over_come_home(name: str, state_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for parameters on a GPU: copies of chunks are updated and written back, and not a bit differs."""
+    results = []
+    settings = {"lr": 1e-3, "state_format": state_format}
+    if name == "NAdamOffload":
+        settings |= {"cautious": True, "cautious_rescale": True}
+    for crossing in (False, True):
+        if crossing:
+            monkeypatch.setattr("trainer.optim.offload._crosses", lambda *_: True)
+            monkeypatch.setattr("trainer.optim.offload._to", lambda _, s: {k: v.clone() for k, v in s.items()})
+            if state_format != "u16pow":
+                monkeypatch.setattr("trainer.optim.offload.CROSSING", 1024)
+        module = Zoo()
+        optimizer = OPTIMIZERS[name](module.parameters(), **settings)
+        for step in range(3):
+            give_gradients(module, step)
+            optimizer.step()
+        results.append(contents(module, optimizer))
+    assert same(*results)
+
+
 def test_schedulers_and_groups() -> None:
     module = Zoo()
     named = dict(module.named_parameters())

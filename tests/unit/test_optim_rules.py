@@ -108,6 +108,21 @@ def test_adan_equals_the_paper(no_prox: bool, decay: float, restart: int) -> Non
     assert relative(ours(rule, weight, grads), x) < 1e-5
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("no_prox", [False, True])
+def test_adan_equals_pytorch_optimizer(no_prox: bool, decay: float) -> None:
+    """Its version 4.1 follows the authors' code in all that is compared here, the first difference of zero included."""
+    pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
+    weight, grads = problem(3)
+    parameter = torch.nn.Parameter(weight.clone())
+    settings = {"lr": LR, "weight_decay": decay, "weight_decouple": no_prox, "foreach": False}
+    reference = pytorch_optimizer.Adan([parameter], **settings)
+    for grad in grads:
+        parameter.grad = grad.clone()
+        reference.step()
+    assert relative(ours(AdanRule(weight_decay=decay, no_prox=no_prox), weight, grads), parameter.detach()) < 1e-5
+
+
 def test_spec_from_config_reads_every_switch() -> None:
     config = OptimizerConfig(betas=(0.8, 0.9), eps=1e-6, weight_decay=0.5, nesterov=False, decoupled_decay=False,
                              cautious=False, weight_precision="f32")  # fmt: skip

@@ -192,7 +192,7 @@ def update_chunk_(
         ok = None
     c = spec.rule.coefficients(lr, step)
     if spec.rule.rescales and rescale is None:
-        rescale = mask_scale(spec, weight, grad, storage, lr=lr, step=step, scale=scale)
+        rescale = mask_rescale(count_kept(spec, weight, grad, storage, lr=lr, step=step, scale=scale), numel)
     noise = noise_of(spec.seed, key, step, offset, numel, weight.device) if _random(spec, weight, storage) else None
     packed = noise is not None or any(storage[name].dtype != torch.float32 for name in spec.rule.states)
     tile = _tile_size(spec, weight, storage)
@@ -209,11 +209,15 @@ def update_chunk_(
             update(*arguments)
 
 
-def mask_scale(
+@torch.no_grad()
+def count_kept(
     spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], *, lr: float, step: int,
     scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The paper's rescale of a cautious update: one over the share of elements that the mask keeps (0-d, float32)."""
+    """How many elements of a slice the paper's mask would keep in this update (0-d); nothing is changed.
+
+    Of ``storage`` only ``exp_avg`` and ``residual`` are looked at.
+    """
     assert isinstance(spec.rule, AdamRule)
     numel, c = weight.numel(), spec.rule.coefficients(lr, step)
     kept = torch.zeros((), dtype=torch.int64, device=weight.device)
@@ -224,7 +228,12 @@ def mask_scale(
         value = grad[start:stop].to(torch.float32)
         value = value if scale is None else value * scale
         kept += spec.rule.kept(master(weight[start:stop], part), value, {"exp_avg": exp_avg}, c)
-    return 1 / (kept / numel).clamp_(min=1e-3)
+    return kept
+
+
+def mask_rescale(kept: Tensor, numel: int) -> Tensor:
+    """The paper's factor of a cautious update: one over the share of the ``numel`` elements that is kept (0-d)."""
+    return 1 / (kept / numel).clamp(min=1e-3)
 
 
 def _readable(device: torch.device) -> bool:

@@ -208,8 +208,8 @@ class SmallCode(LogCode):
             return super().encode_(storage, name, value, signed, noise, stream, ok)
         assert noise is not None
         bits = value.sqrt().view(torch.int32)
-        coarse = self._fine + 1
-        top = bits.amax(1, keepdim=True).add_((1 << coarse) - 1).bitwise_right_shift_(coarse).bitwise_left_shift_(coarse)
+        two_steps = 2 << self._fine
+        top = bits.amax(1, keepdim=True).add_(two_steps - 1).bitwise_and_(-two_steps)
         distance = top - bits
         distance = torch.minimum(distance, (distance + self._bend).bitwise_right_shift_(1))
         distance.add_(words(noise, stream).bitwise_right_shift_(32 - self._fine)).add_(1 << (self._fine - 1))

@@ -10,12 +10,23 @@ import torch
 from torch import Tensor
 
 from . import saving
-from .base import BLOCK, Rule, UpdateSpec, finite, formats_for, make_storage, mask_scale, slice_storage
-from .base import update_chunk_ as update
+from .base import (
+    BLOCK,
+    CHUNK,
+    Rule,
+    UpdateSpec,
+    count_kept,
+    finite,
+    formats_for,
+    make_storage,
+    mask_rescale,
+    slice_storage,
+    update_chunk_,
+)
 from .formats import rows_of
 
-CHUNK = 1 << 20
-"""Elements whose states are on the GPU at once. A multiple of every format's unit."""
+CROSSING = 1 << 20
+"""Elements whose states cross over to a GPU at once. A multiple of every format's unit."""
 CLIPS = (None, "tensor", "previous")
 _Key = tuple[Any, ...]
 
@@ -23,9 +34,10 @@ _Key = tuple[Any, ...]
 class OffloadOptimizer(torch.optim.Optimizer):
     """What ``AdamOffload`` and the others share. ``rule_of`` makes the rule from a group's settings.
 
-    Parameters are float32 or bf16. On a GPU their states stay in host memory, and each chunk of them crosses over and
-    back for its update; on a CPU they are updated where they are. A gradient that is not finite leaves its tensor,
-    weight and states, as they were, and counts in ``skipped``; the step number goes on.
+    Parameters are float32 or bf16. Those on a GPU have their states in host memory (unless ``offload`` is False), and
+    each chunk of them crosses over and back for its update; on a CPU they are updated where they are. A gradient that
+    is not finite leaves its tensor, weight and states, as they were, and counts in ``skipped``; the step number goes
+    on.
 
     The states are in ``optimizer.state[p]``: ``step``, and the packed tensors by name. The parameters stand in
     one arena in their order, each from a multiple of 256 on, which numbers their elements for the counted rounding.
@@ -42,6 +54,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         clip: str | None = None,
         max_norm: float = 1.0,
         compile: bool = False,
+        offload: bool = True,
     ) -> None:
         lr = defaults["lr"]
         if not 0 <= float(lr) < float("inf"):
@@ -50,7 +63,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             raise ValueError(f"clip is {clip!r}: choose one of {', '.join(map(str, CLIPS))}")
         if not 0 < max_norm < float("inf"):
             raise ValueError(f"max_norm is {max_norm!r}: give a number above 0")
-        self.seed, self.clip, self.max_norm, self.compile = seed, clip, max_norm, compile
+        self.seed, self.clip, self.max_norm, self.compile, self.offload = seed, clip, max_norm, compile, offload
         self._specs: dict[_Key, UpdateSpec] = {}
         self._offsets: dict[Tensor, int] = {}
         self._end = 0
@@ -103,7 +116,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         spec = self.spec_of(group)
         state = self.state[p]
         if not state:
-            self.adopt(p, {"step": 0, **make_storage(spec, p.numel(), p.dtype)})
+            device = torch.device("cpu") if self.offload else p.device
+            self.adopt(p, {"step": 0, **make_storage(spec, p.numel(), p.dtype, device)})
             state = self.state[p]
         state["step"] += 1
         if p.numel() == 0:
@@ -118,31 +132,40 @@ class OffloadOptimizer(torch.optim.Optimizer):
             p.copy_(weight.view(p.shape))
 
     def adopt(self, p: Tensor, state: dict[str, Any]) -> None:
-        """Make ``state`` (the step and the storage, in host memory) that of ``p``."""
+        """Make ``state`` (the step and the storage) that of ``p``."""
         self.state[p] = state
         if p.device.type == "cuda":
             for part in _storage(state).values():
-                _pin(part)
+                if part.device.type == "cpu":
+                    _pin(part)
 
     def _update(
         self, spec: UpdateSpec, weight: Tensor, grad: Tensor, state: dict[str, Any], offset: int, lr: float,
         ok: Tensor, scale: Tensor | None,
     ) -> None:  # fmt: skip
         storage, step, numel = _storage(state), state["step"], weight.numel()
+        crossing = _crosses(storage, weight.device)
+        size = CROSSING if crossing else CHUNK
+        cuts = [(start, min(start + size, numel)) for start in range(0, numel, size)]
         rescale = None
         if spec.rule.rescales:
-            counted = {n: part.to(weight.device, non_blocking=True) for n, part in storage.items()}
-            rescale = mask_scale(spec, weight, grad, counted, lr=lr, step=step, scale=scale)
-        for start in range(0, numel, CHUNK):
-            stop = min(start + CHUNK, numel)
+            read = {name: part for name, part in storage.items() if not name.startswith("exp_avg_sq")}
+            kept = torch.zeros((), dtype=torch.int64, device=weight.device)
+            for start, stop in cuts:
+                near = _to(weight.device, slice_storage(read, start, stop, numel))
+                kept += count_kept(
+                    spec, weight[start:stop], grad[start:stop], near, lr=lr, step=step, scale=scale
+                )  # fmt: skip
+            rescale = mask_rescale(kept, numel)
+        for start, stop in cuts:
             home = slice_storage(storage, start, stop, numel)
-            near = {n: part.to(weight.device, non_blocking=True) for n, part in home.items()}
-            update(
+            near = _to(weight.device, home)
+            update_chunk_(
                 spec, weight[start:stop], grad[start:stop], near,
                 lr=lr, step=step, offset=offset + start, key=0, ok=ok, scale=scale, rescale=rescale,
             )  # fmt: skip
-            for name, part in home.items():
-                if near[name] is not part:
+            if crossing:
+                for name, part in home.items():
                     part.copy_(near[name], non_blocking=True)
 
     def spec_of(self, group: Mapping[str, Any]) -> UpdateSpec:
@@ -210,6 +233,14 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
 def _storage(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: part for name, part in state.items() if isinstance(part, Tensor)}
+
+
+def _crosses(storage: Mapping[str, Tensor], device: torch.device) -> bool:
+    return any(part.device != device for part in storage.values())
+
+
+def _to(device: torch.device, storage: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: part.to(device, non_blocking=True) for name, part in storage.items()}
 
 
 def _pin(part: Tensor) -> None:

@@ -67,6 +67,7 @@ class AdamOffload(_AdamFamily):
             clipping: directions change between tensors). ``previous`` scales by the global norm of the step before
             (the first step is not clipped, and a sudden spike only from the next step on).
         compile: run the update through ``torch.compile``: on a GPU one pass over memory.
+        offload: keep the states of parameters on a GPU in host memory; False: beside them.
 
     Raises ``ValueError`` naming a setting that cannot be.
     """

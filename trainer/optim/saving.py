@@ -104,7 +104,7 @@ def _restore(
     for index, parts in found.items():
         p, g = parameters[index]
         spec = optimizer.spec_of({**optimizer.param_groups[g], **settings[g]})
-        storage = make_storage(spec, p.numel(), p.dtype)
+        storage = make_storage(spec, p.numel(), p.dtype, "cpu" if optimizer.offload else p.device)
         needed = {name: (part.dtype, tuple(part.shape)) for name, part in storage.items()}
         if needed != parts:
             what = f"parameter {index} of shape {list(p.shape)}"

@@ -100,6 +100,9 @@ def _show(bar: Bar, event: dict[str, Any], run: RunDirectory) -> None:
         bar.say(f"resumed at step {event['step']}")
     elif event["type"] == "saved":
         bar.say(f"saved step {event['step']} in {event['seconds']:.1f} s")
+    elif event["type"] == "out_of_memory":
+        bar.say(f"out of GPU memory at step {event['step']}: {event['updated']} of {event['stages']} parts of the model"
+                " were updated; going on with less on the GPU")
     elif event["type"] == "save_failed":
         bar.say(f"not saved: {event['error']}")
     elif event["type"] == "state" and event["state"] in ("preparing", "paused"):

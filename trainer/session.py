@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from .config import RunConfig
 from .export import export_checkpoint
+from .memory import machine
+from .memory import plan as planning
 from .protocol import RunMovedOn
 from .run import RunDirectory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .loop import Trainer
+    from .loop import StepReport, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ class Session:
         self._save_every, self._watch = save_every, watch
         self._described: tuple[RunConfig, dict[str, Any]] | None = None
         self._unsaved_seconds = 0.0
+        self._tried = True
+        """Whether a step is known to fit the GPU's memory."""
 
     # -- in and out
 
@@ -57,7 +61,10 @@ class Session:
         from .loop import Trainer
 
         described = (self.run.config, self.run.dataset)
-        trainer = Trainer(described[0], self.run.path, dataset=described[1], rollbacks=self.run.rollbacks)
+        plan = self._recorded_plan()
+        trainer = Trainer(described[0], self.run.path, dataset=described[1], rollbacks=self.run.rollbacks, plan=plan)
+        if plan is None:
+            self.event("planned", plan=planning.to_dict(trainer.plan), key=self._plan_key())
         point = self.run.latest_save_point()
         if point is not None:
             trainer.load(point.path)
@@ -69,6 +76,23 @@ class Session:
     def use(self, trainer: Trainer) -> None:
         """Go on with what ``load`` gave."""
         self.trainer, self.parked, self._unsaved_seconds = trainer, False, 0.0
+        # The host's memory is no matter of trying.
+        self._tried = trainer.device.type == "cpu"
+
+    def _plan_key(self) -> str:
+        config = self.run.config
+        shapes = [tuple(sample["shape"]) for sample in self.run.dataset["samples"]]
+        return planning.key(config, shapes, machine.identity(config.memory.device))
+
+    def _recorded_plan(self) -> planning.Plan | None:
+        """The plan that this run was given before, if it is still for these settings and this machine."""
+        last = next((e for e in reversed(self.run.events()) if e["type"] in ("planned", "out_of_memory")), None)
+        if last is None or last["key"] != self._plan_key():
+            return None
+        try:
+            return planning.from_dict(last["plan"])
+        except TypeError:  # an older version's
+            return None
 
     @property
     def described_anew(self) -> bool:
@@ -84,7 +108,9 @@ class Session:
     def step(self) -> int:
         """One update, and a save point if one is due. Returns the step reached."""
         trainer = self._engine("training")
-        report = trainer.train_step()
+        report = self._within_memory(trainer)
+        if report is None:
+            return trainer.step
         self.event("step", step=report.step, loss=report.loss, lr=report.lr, seconds=report.seconds)
         self._unsaved_seconds += report.seconds
         recipe = trainer.config.recipe
@@ -93,6 +119,37 @@ class Session:
         if due or 0 < 60 * recipe.save_every_minutes <= self._unsaved_seconds:
             self.try_save()
         return report.step
+
+    def _within_memory(self, trainer: Trainer) -> StepReport | None:
+        """One update, whatever the GPU's memory allows; None if it ran out when some weights had changed already.
+
+        The first step is tried out with its updates thrown away: if the memory runs out, it does so there, and nothing
+        is lost. ``ValueError`` if the run does not fit however little is on the GPU at once.
+        """
+        import torch
+
+        while True:
+            before = trainer.step
+            try:
+                if not self._tried:
+                    trainer.warm_up()
+                    self._tried = True
+                return trainer.train_step()
+            except torch.cuda.OutOfMemoryError as error:
+                what = str(error).partition("\n")[0]
+            # Out here nothing holds the failed step's tensors any more.
+            updated, stages = len(trainer.updated), len(trainer.stages)
+            if not trainer.tighten():
+                raise ValueError(f"the GPU's memory is too small for a step ({what}): lower resolution or batch_size,"
+                                 " or close other programs that use the GPU")
+            self._tried = trainer.device.type == "cpu"
+            plan = trainer.plan
+            log.warning("out of GPU memory, %d of %d stages updated (%s): now %d blocks are swapped, activations %s",
+                        updated, stages, what, plan.blocks_to_swap, "too" if plan.activation_offload else "not")
+            self.event("out_of_memory", durable=True, step=trainer.step, updated=updated, stages=stages,
+                       plan=planning.to_dict(plan), key=self._plan_key())
+            if trainer.step > before:
+                return None
 
     def evaluate(self) -> dict[str, Any]:
         """The loss at fixed noise and timesteps, and the step it is of."""

@@ -95,6 +95,17 @@ def this_machine(device: str, reserve_vram_gb: float, *, now: bool = False, spee
     return Machine(f"cuda:{index}", max(vram - int(reserve_vram_gb * GIB), 0), ram, free_ram(), pinnable, speeds)
 
 
+def identity(device: str) -> str:
+    """Names the device that ``device`` stands for here: another one means another plan."""
+    if device != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            properties = torch.cuda.get_device_properties(int(device.partition(":")[2] or 0))
+            return f"{properties.name} {properties.total_memory}"
+    return "cpu"
+
+
 def pinnable_ram() -> int | None:
     """Bytes of host memory that this system pins; None: as many as there are."""
     return int(total_ram() * WINDOWS_PINNABLE) if sys.platform == "win32" else None

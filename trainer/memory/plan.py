@@ -6,6 +6,8 @@ All figures are bytes unless a name says GiB.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -241,23 +243,30 @@ def tighter(plan: Plan, resolve_with: Callable[..., Plan]) -> Plan | None:
     ``resolve_with(**memory)`` plans with those memory settings. More blocks are swapped and activations offloaded; once
     all are, fewer pictures pass at once.
     """
-    blocks = plan.blocks
+    now, blocks = plan.micro_batch or plan.pictures, plan.blocks
     more = min(plan.blocks_to_swap + max(2, blocks // 8), blocks)
-    for swap, offload, micro in (
-        (more, "on", plan.micro_batch),
-        (more, "on" if plan.activation_offload else "off", plan.micro_batch),
-        (blocks, "on", max(1, (plan.micro_batch or plan.pictures) // 2)),
-        (blocks, "off", max(1, (plan.micro_batch or plan.pictures) // 2)),
-    ):
+    offloads = ["on"] if plan.activation_offload else ["on", "off"]
+    tries = [(more, offload, now) for offload in offloads]
+    tries += [(blocks, offload, max(1, now // 2)) for offload in offloads]
+    for swap, offload, micro in tries:
+        if (swap, offload == "on", micro) == (plan.blocks_to_swap, plan.activation_offload, now):
+            continue
         found = resolve_with(blocks_to_swap=swap, activation_offload=offload, micro_batch=micro)
-        same = (found.blocks_to_swap, found.activation_offload, found.micro_batch or found.pictures)
-        if found.enough_ram and same != (
-            plan.blocks_to_swap,
-            plan.activation_offload,
-            plan.micro_batch or plan.pictures,
-        ):
+        if found.enough_ram:
             return dataclasses.replace(found, reasons=("the plan before ran out of VRAM", *found.reasons))
     return None
+
+
+def key(config: RunConfig, shapes: Sequence[tuple[int, int]], machine: str) -> str:
+    """What a recorded plan is good for: the settings, the pictures' sizes and the machine that it was made for."""
+    what = {
+        "memory": dataclasses.asdict(config.memory),
+        "formats": [config.optimizer.kind, config.optimizer.state_format, config.optimizer.weight_precision],
+        "batch_size": config.recipe.batch_size,
+        "shapes": sorted({tuple(shape) for shape in shapes}),
+        "machine": machine,
+    }
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
@@ -266,5 +275,6 @@ def to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def from_dict(data: dict[str, Any]) -> Plan:
-    """The plan that ``to_dict`` was given."""
-    return Plan(**{**data, "reasons": tuple(data["reasons"])})
+    """The plan that ``to_dict`` was given. ``TypeError`` if another version's fields are needed."""
+    known = {f.name for f in dataclasses.fields(Plan)}
+    return Plan(**{k: tuple(v) if k == "reasons" else v for k, v in data.items() if k in known})

@@ -1,0 +1,170 @@
+"""When the GPU's memory runs out: tried out before, told after, and the training goes on."""
+
+import dataclasses
+
+import pytest
+import torch
+from fake_streams import FakeStreams
+
+from trainer.config import OptimizerConfig
+from trainer.flux.model import TINY, FluxParams
+from trainer.loop import Trainer
+from trainer.memory import plan as planning
+from trainer.memory.plan import Plan, tighter
+from trainer.run import RunDirectory
+from trainer.session import Session
+
+DEEP = FluxParams(**{**TINY.__dict__, "depth": 2, "depth_single_blocks": 4})
+OUT = torch.cuda.OutOfMemoryError
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    trainer.conveyor.streams.synchronize()
+    return {
+        f"{stage.name}.{group.label}.{name}": tensor.clone()
+        for stage in trainer.stages
+        for group in stage.arena.groups
+        for name, tensor in {"weight": group.current, **group.storage}.items()
+    }
+
+
+def make(tiny, streams=None, **settings) -> Trainer:
+    config, folder, manifest = tiny(params=DEEP, optimizer={"weight_precision": "split"}, **settings)
+    return Trainer(config, folder, dataset=manifest, streams=streams)
+
+
+def fail_at(trainer: Trainer, stage: str, times: int = 1):
+    """Have the update of ``stage`` run out of memory, so often."""
+    arena = next(s.arena for s in trainer.stages if s.name == stage)
+    real, left = arena.update, times
+
+    def update(**settings):
+        nonlocal left
+        if left:
+            left -= 1
+            raise OUT("CUDA out of memory. Tried to allocate 1.00 GiB")
+        real(**settings)
+
+    arena.update = update
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_warming_up_changes_nothing(tiny, fake):
+    streams = (FakeStreams(),) if fake else (None,)
+    warmed = make(tiny, *streams, name="warmed", memory={"blocks_to_swap": 3})
+    plain = make(tiny, name="plain")
+    before = weights(warmed)
+    warmed.warm_up()
+    assert all(torch.equal(t, before[n]) for n, t in weights(warmed).items())
+    assert not warmed.torn and warmed.step == 0
+    for _ in range(2):
+        warmed.train_step()
+        plain.train_step()
+    warmed.warm_up()
+    assert all(torch.equal(t, weights(plain)[n]) for n, t in weights(warmed).items())
+
+
+def test_it_warms_up_on_the_largest_pictures(tiny):
+    trainer = make(tiny, shapes=[(4, 4), (16, 12), (4, 4), (12, 8)])
+    seen = []
+    latents = trainer.data.latents
+    trainer.data.latents = lambda indices: seen.append(indices) or latents(indices)
+    trainer.warm_up()
+    assert seen == [[1, 1, 1]]
+
+
+def test_the_next_steps_under_a_tighter_plan_are_those_of_the_looser_one(tiny):
+    """Residency changes in a living engine, and no bit with it."""
+    plain, tightened = make(tiny, name="plain"), make(tiny, FakeStreams(), name="tightened")
+    for trainer in (plain, tightened):
+        trainer.train_step()
+    for expected in (2, 4, 6):
+        assert tightened.tighten() and tightened.plan.blocks_to_swap == expected
+        assert tightened.plan.activation_offload and tightened.keeper.offload
+        assert [s.arena.resident for s in tightened.stages[1:-1]] == [i >= expected for i in range(6)]
+        for trainer in (plain, tightened):
+            trainer.train_step()
+        assert all(torch.equal(t, weights(plain)[n]) for n, t in weights(tightened).items())
+    assert tightened.step == plain.step == 4
+    assert tightened.tighten() and tightened.plan.micro_batch == 1
+    assert not tightened.tighten()
+
+
+def test_a_plan_is_tightened_within_the_ram(monkeypatch):
+    first = Plan(device="cuda:0", blocks_to_swap=10, activation_offload=False, micro_batch=0, fits=True, vram_gb=30,
+                 ram_gb=100, blocks=57, pictures=5)  # fmt: skip
+
+    def resolved(blocks_to_swap, activation_offload, micro_batch):
+        on = activation_offload == "on"
+        return dataclasses.replace(first, blocks_to_swap=blocks_to_swap, activation_offload=on, micro_batch=micro_batch,
+                                   enough_ram=not on)  # fmt: skip
+
+    plans = [first]
+    while (found := tighter(plans[-1], resolved)) is not None:
+        plans.append(found)
+    assert all(not p.activation_offload for p in plans)
+    assert [p.blocks_to_swap for p in plans[:4]] == [10, 17, 24, 31]
+    assert [p.micro_batch for p in plans[-2:]] == [2, 1] and plans[-1].blocks_to_swap == 57
+
+
+def session(tiny, **settings) -> tuple[Session, list[dict]]:
+    config, folder, manifest = tiny(params=DEEP, **settings)
+    run = RunDirectory.create(folder, config, manifest)
+    told: list[dict] = []
+    made = Session(run, watch=told.append)
+    made.begin()
+    made.use(made.load())
+    made.transition("training", target=10)
+    return made, told
+
+
+def test_running_out_while_trying_costs_nothing(tiny):
+    one, told = session(tiny)
+    one._tried = False
+    fail_at(one.trainer, "single_blocks.2")
+    assert one.step() == 1
+    (event,) = [e for e in told if e["type"] == "out_of_memory"]
+    assert (event["step"], event["updated"], event["stages"]) == (0, 0, 8)
+    assert event["plan"]["blocks_to_swap"] == 2 and one.run.status()["step"] == 1
+
+
+def test_running_out_in_the_middle_is_told_and_training_goes_on_with_the_next_batch(tiny):
+    one, told = session(tiny)
+    assert one.step() == 1
+    before = weights(one.trainer)
+    fail_at(one.trainer, "single_blocks.2")
+    assert one.step() == 2
+    (event,) = [e for e in told if e["type"] == "out_of_memory"]
+    assert (event["step"], event["updated"], event["stages"]) == (2, 2, 8)  # the last layer and the last block
+    after = weights(one.trainer)
+    changed = {name.rsplit(".", 3)[0] for name in after if not torch.equal(after[name], before[name])}
+    assert {name.partition(".float32")[0] for name in changed} == {"final_layer", "single_blocks.3"}
+    assert one.run.status()["step"] == 2
+    assert one.step() == 3 and one.run.status()["step"] == 3 and [s for s, _ in one.run.losses()] == [1, 3]
+    assert one.save() == 3
+
+
+def test_the_plan_is_made_once_kept_and_made_anew_for_other_settings(tiny):
+    one, told = session(tiny)
+    (event,) = [e for e in told if e["type"] == "planned"]
+    assert planning.from_dict(event["plan"]) == one.trainer.plan
+    fail_at(one.trainer, "single_blocks.2")
+    one.step()
+    tight = one.trainer.plan
+    again = Session(one.run)
+    again.use(again.load())
+    assert again.trainer.plan == tight
+    memory = dataclasses.replace(one.run.config.memory, micro_batch=1)
+    one.run.update(dataclasses.replace(one.run.config, memory=memory), one.run.dataset)
+    again.use(again.load())
+    assert again.trainer.plan.micro_batch == 1 and again.trainer.plan.blocks_to_swap == 0
+
+
+def test_a_model_that_fits_in_no_way_is_a_users_error(tiny):
+    one, told = session(tiny)
+    one._tried = False
+    fail_at(one.trainer, "final_layer", times=100)
+    with pytest.raises(ValueError, match="batch_size"):
+        one.step()
+    assert len([e for e in told if e["type"] == "out_of_memory"]) >= 4 and not one.trainer.torn
+    assert OptimizerConfig().state_format == one.run.config.optimizer.state_format

@@ -18,7 +18,7 @@ from ..config import OptimizerConfig, RecipeConfig
 from ..flux.model import TINY, Flux, FluxParams, build_meta, init_weights_, patchify
 from ..optim.base import make_storage, spec_from_config, update_chunk_
 from .pinned import PinnedMemory
-from .streams import Streams, streams_for
+from .streams import BlockingStreams, Streams, streams_for
 
 COPY_BYTES = 256 << 20
 PIN_STEP = 1 << 30
@@ -27,14 +27,16 @@ PIN_LEFT = 6 << 30
 
 
 def streamed_equals_resident(device: str, steps: int = 3, streams: Callable[[], Streams] | None = None) -> bool:
-    """Whether small Fluxes trained with everything resident and with everything streamed have the same bits."""
+    """Whether small Fluxes have the same bits when everything is resident and copied while all else waits, and when
+    everything is streamed. ``streams`` makes those to be examined, in place of the device's."""
     target = torch.device(device)
     wide = FluxParams(hidden_size=1536, num_heads=12, depth=1, depth_single_blocks=2, context_in_dim=512)
     small = FluxParams(**{**TINY.__dict__, "depth": 2, "depth_single_blocks": 4})
     for params in (small, wide) if target.type == "cuda" else (small,):
-        made = (lambda: streams_for(target)) if streams is None else streams
-        plain = _train(params, target, made(), steps, swap=0, offload=False)
-        moved = _train(params, target, made(), steps, swap=params.depth + params.depth_single_blocks, offload=True)
+        blocking = BlockingStreams(target) if target.type == "cuda" else Streams()
+        plain = _train(params, target, blocking, steps, swap=0, offload=False)
+        made = streams() if streams is not None else streams_for(target)
+        moved = _train(params, target, made, steps, swap=params.depth + params.depth_single_blocks, offload=True)
         if not all(torch.equal(plain[name], moved[name]) for name in plain):
             return False
     return True

@@ -15,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ BYTES_MOVED = 18
 """What one pass must move per parameter with 16-bit states: 2 gradient, 2 x (2 weight, 2 residual, 2 + 2 states)."""
 
 
-def candidates(compiled: bool) -> dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]:
+def candidates(compiled: bool) -> dict[str, tuple[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]]:
     """By name: a dtype's name and what makes the optimizer."""
     found: dict[str, Any] = {
         FOREACH: ("float32", lambda p: torch.optim.AdamW(p, lr=1e-5, foreach=True)),
@@ -88,13 +88,13 @@ def wait(device: torch.device) -> None:
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of every tensor in the optimizer's states; tensor subclasses are counted by their parts."""
 
-    def parts(value: Any) -> Iterator[Tensor]:
-        if isinstance(value, Tensor):
-            flatten: Any = getattr(value, "__tensor_flatten__", None)
-            yield from [value] if flatten is None else (t for n in flatten()[0] for t in parts(getattr(value, n)))
-        elif isinstance(value, dict):
-            for inner in value.values():
-                yield from parts(inner)
+    def parts(value: Any) -> list[Tensor]:
+        if isinstance(value, dict):
+            return [t for inner in value.values() for t in parts(inner)]
+        if not isinstance(value, Tensor):
+            return []
+        flatten: Any = getattr(value, "__tensor_flatten__", None)
+        return [value] if flatten is None else [t for name in flatten()[0] for t in parts(getattr(value, name))]
 
     seen = {t.data_ptr(): t.nbytes for state in optimizer.state.values() for t in parts(dict(state)) if t.nbytes}
     return sum(seen.values())

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import OptimizerConfig
@@ -20,8 +19,9 @@ from . import compiled
 from .adam import AdamRule
 from .adan import AdanRule
 from .formats import FORMATS, PER_BLOCK, PER_UNIT, POWER_UNIT, Format, rows_of
-from .rounding import BLOCK, join, noise_of, split_
-from .tile import update_tile
+from .rounding import BLOCK, noise_of, split_
+from .tile import in_rows, kept_in_tile, update_tile
+from .tile import master as master
 
 CHUNK = 1 << 22
 """The most elements that the engine hands to one ``update_chunk_``."""
@@ -204,7 +204,7 @@ def update_chunk_(
         rows = noise if noise is None or whole else (noise[0][start // BLOCK : rows_of(stop)], noise[1])
         arguments = (spec, weight[start:stop], grad[start:stop], part, c, rows, ok, scale, rescale)
         if packed or spec.compile:
-            _in_rows(update, *arguments)
+            in_rows(update, *arguments)
         else:
             update(*arguments)
 
@@ -224,10 +224,7 @@ def count_kept(
     for start in range(0, numel, tile := _tile_size(spec, weight, storage)):
         stop = min(start + tile, numel)
         part = slice_storage(storage, start, stop, numel)
-        exp_avg = spec.format_of(part, "exp_avg").decode(part, "exp_avg", True).view(-1)[: stop - start]
-        value = grad[start:stop].to(torch.float32)
-        value = value if scale is None else value * scale
-        kept += spec.rule.kept(master(weight[start:stop], part), value, {"exp_avg": exp_avg}, c)
+        kept += in_rows(kept_in_tile, spec, weight[start:stop], grad[start:stop], part, c, scale)
     return kept
 
 
@@ -263,31 +260,6 @@ def _tile_size(spec: UpdateSpec, weight: Tensor, storage: Mapping[str, Tensor]) 
     if weight.device.type == "cpu":
         return 1 << 18
     return 1 << 21 if len(spec.rule.states) == 2 else 1 << 20
-
-
-def _in_rows(update, spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], *rest) -> None:
-    """Call ``update`` with everything in rows of 256, a ragged end on padded copies."""
-    numel = weight.numel()
-    missing = -numel % BLOCK
-
-    def rows(part: Tensor) -> Tensor:
-        return (F.pad(part, (0, missing)) if missing and part.numel() == numel else part).view(-1, BLOCK)
-
-    flat = {"weight": weight, **{n: p for n, p in storage.items() if not n.endswith((PER_BLOCK, PER_UNIT))}}
-    shaped = {name: rows(part) for name, part in flat.items()}
-    views = {**storage, **shaped}
-    update(spec, views.pop("weight"), rows(grad), views, *rest)
-    if missing:
-        for name, part in flat.items():
-            if part.numel() == numel:
-                part.copy_(shaped[name].view(-1)[:numel])
-
-
-def master(weight: Tensor, storage: Mapping[str, Tensor]) -> Tensor:
-    """The exact float32 value of a flat weight: a new tensor, or the weight itself where it is float32."""
-    if weight.dtype == torch.float32:
-        return weight
-    return join(weight, storage["residual"]) if "residual" in storage else weight.to(torch.float32)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from tests.comfyui.server import PACK, Graph, Install, Server
 NODES = [
     "FluxFFTModel", "FluxFFTDataset", "FluxFFTOptimizerNAdam", "FluxFFTOptimizerAdan", "FluxFFTMemory", "FluxFFTRecipe",
     "FluxFFTStart", "FluxFFTOpenRun", "FluxFFTTrainSteps", "FluxFFTPreviewSettings", "FluxFFTPreview",
-    "FluxFFTRunModel", "FluxFFTLossPlot", "FluxFFTExport", "FluxFFTDemo",
+    "FluxFFTRunModel", "FluxFFTLossPlot", "FluxFFTExport", "FluxFFTDemo", "FluxFFTDoctor",
 ]  # fmt: skip
 
 LOAD = """
@@ -28,7 +28,7 @@ sys.path.insert(0, ".")
 sys.argv = ["main.py", "--cpu"]
 import comfy.options
 comfy.options.enable_args_parsing()
-import comfy_api.latest, server, nodes  # by the time it loads packs, ComfyUI has these
+import utils.extra_config, comfy_api.latest, server, nodes  # by the time it loads packs, ComfyUI has these
 culprits, original = [], builtins.__import__
 
 def watched(module, globals=None, *args, **kwargs):
@@ -75,7 +75,7 @@ def test_every_node_is_there_and_explains_itself(server: Server) -> None:
     assert info["FluxFFTRecipe"]["input"]["required"]["batch_size"][1]["default"] == 5
     assert info["FluxFFTTrainSteps"]["input"]["required"]["steps"][1]["default"] == 500
     outputs = {n for n in NODES if info[n]["output_node"]}
-    assert outputs == {"FluxFFTTrainSteps", "FluxFFTPreview", "FluxFFTLossPlot", "FluxFFTExport"}
+    assert outputs == {"FluxFFTTrainSteps", "FluxFFTPreview", "FluxFFTLossPlot", "FluxFFTExport", "FluxFFTDoctor"}
 
 
 def test_the_log_says_what_loading_took(server: Server) -> None:
@@ -107,6 +107,16 @@ def test_defaults_are_the_defaults_of_the_config(server: Server) -> None:
     configs = [json.loads((server.home / n / "config.json").read_text()) for n in ("plain", "full")]
     assert {**configs[0], "name": ""} == {**configs[1], "name": ""}
     assert configs[0]["optimizer"]["lr"] == 3.5e-6
+
+
+def test_the_doctor_examines_the_machine_and_leaves_its_speeds_to_the_plan(server: Server) -> None:
+    g = Graph()
+    doctor = g.add("FluxFFTDoctor", device="cpu", examination=1)
+    done = server.run(g)
+    assert not done.error
+    text = done.text(doctor)
+    assert "streamed equals resident: yes" in text and text.endswith("```")
+    assert json.loads((server.home / "machine.json").read_text())["speeds"]["tflops"] > 0
 
 
 def test_a_loss_plot(server: Server) -> None:

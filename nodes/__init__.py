@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import dataset, demo, export, loss_plot, memory, model, open_run, optimizer, preview, recipe, run, run_model
+from . import (
+    dataset,
+    demo,
+    doctor,
+    export,
+    loss_plot,
+    memory,
+    model,
+    open_run,
+    optimizer,
+    preview,
+    recipe,
+    run,
+    run_model,
+)
 
 try:  # the panel's routes need a running server; the nodes do not need the panel
     from . import routes
@@ -32,6 +46,7 @@ class FluxFullFineTune(ComfyExtension):
             loss_plot.FluxFFTLossPlot,
             export.FluxFFTExport,
             demo.FluxFFTDemo,
+            doctor.FluxFFTDoctor,
         ]
 
 

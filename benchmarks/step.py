@@ -175,7 +175,8 @@ def arithmetic(trainer: Trainer, *, block_by_block: bool) -> dict[str, float]:
     samples = list(range(size))
     micros = trainer._micro_batches(samples, [0.5] * size, [("arithmetic", i) for i in samples], train=False)
     *body, head = trainer.stages
-    resident = [stage.arena.resident for stage in trainer.stages]
+    resident, offload = [stage.arena.resident for stage in trainer.stages], trainer.keeper.offload
+    trainer.keeper.offload = offload and block_by_block
     trainer.park()
     if not block_by_block:
         for stage in trainer.stages:
@@ -204,6 +205,7 @@ def arithmetic(trainer: Trainer, *, block_by_block: bool) -> dict[str, float]:
     trainer.park()
     for stage, was in zip(trainer.stages, resident, strict=True):
         stage.arena.settle(resident=was)
+    trainer.keeper.offload = offload
     return spent
 
 
@@ -317,7 +319,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     on_gpu = limits.device != "cpu"
     if args.vram_cap and on_gpu:
         total = torch.cuda.get_device_properties(limits.device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(args.vram_cap * GIB / total, 1.0), limits.device)
         capped = machine.given(args.vram_cap, 1.0, reserve_vram_gb=memory.reserve_vram_gb).vram_free
         limits = dataclasses.replace(limits, vram_free=min(limits.vram_free, capped))
     started = time.perf_counter()
@@ -330,6 +331,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             streams=kind(device) if on_gpu else kind(),
         )  # fmt: skip
         setup = time.perf_counter() - started
+        if args.vram_cap and on_gpu:
+            torch.cuda.set_per_process_memory_fraction(min(args.vram_cap * GIB / total, 1.0), limits.device)
         steps = run_steps(trainer, args.steps)
         speeds = copy_speeds(device) if on_gpu else {}
         if args.vram_cap and on_gpu:

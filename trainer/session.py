@@ -5,6 +5,7 @@ Used by one thread, that which owns the engine. It knows nothing of clients, goa
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -102,6 +103,7 @@ class Session:
     def drop(self) -> None:
         """Let go of the engine and its memory."""
         self.trainer = None
+        gc.collect()  # its parts know each other
 
     # -- deeds
 

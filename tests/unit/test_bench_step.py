@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_streams import FakeStreams
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -46,11 +47,13 @@ def test_the_floor_takes_the_slower_of_arithmetic_and_copies():
     assert bench.floor(alone, little, {}) == 8.0
 
 
-def test_measuring_the_arithmetic_leaves_the_run_as_it_was(tmp_path):
+@pytest.mark.parametrize("streams", [lambda: None, FakeStreams], ids=["cpu", "fake"])
+def test_measuring_the_arithmetic_leaves_the_run_as_it_was(tmp_path, streams):
     def make():
         return bench.random_run(
             "tiny", tmp_path, resolution=64, text_tokens=8, optimizer=bench.OptimizerConfig(),
-            recipe=bench.RecipeConfig(batch_size=2), memory=bench.MemoryConfig(device="cpu", blocks_to_swap=1),
+            recipe=bench.RecipeConfig(batch_size=2), streams=streams(),
+            memory=bench.MemoryConfig(device="cpu", blocks_to_swap=1, activation_offload="on"),
         )  # fmt: skip
 
     plain, watched = make(), make()
@@ -58,7 +61,9 @@ def test_measuring_the_arithmetic_leaves_the_run_as_it_was(tmp_path):
         spent = bench.arithmetic(watched, block_by_block=whole)
         assert spent["forward"] > 0 and spent["backward"] > 0
     assert [s.arena.resident for s in watched.stages] == [s.arena.resident for s in plain.stages]
-    plain.train_step(), watched.train_step()
+    for trainer in (plain, watched):
+        trainer.train_step()
+        trainer.conveyor.streams.synchronize()
     for a, b in zip(plain.stages, watched.stages, strict=True):
         for one, two in zip(a.arena.groups, b.arena.groups, strict=True):
             assert torch.equal(one.current, two.current)

@@ -64,6 +64,24 @@ def test_warming_up_changes_nothing(tiny, fake):
     assert all(torch.equal(t, weights(plain)[n]) for n, t in weights(warmed).items())
 
 
+def test_a_compiler_that_fails_is_told_and_updates_are_eager_from_then_on(tiny, monkeypatch, caplog):
+    def broken(*_, **__):
+        raise RuntimeError("no working compiler\nhere")
+
+    monkeypatch.setattr("trainer.loop.eager_because", lambda device: "")
+    monkeypatch.setattr("trainer.optim.compiled.update_tile", broken)
+    with caplog.at_level("INFO"):
+        trainer = make(tiny, name="compiled")
+        assert trainer._compiled() and "updates: compiled" in caplog.text
+        trainer.warm_up()
+    assert not trainer._compiled() and "no working compiler here" in caplog.text
+    monkeypatch.undo()
+    plain = make(tiny, name="plain")
+    for one in (trainer, plain):
+        one.train_step()
+    assert all(torch.equal(t, weights(plain)[n]) for n, t in weights(trainer).items())
+
+
 def test_it_warms_up_on_the_largest_pictures(tiny):
     trainer = make(tiny, shapes=[(4, 4), (16, 12), (4, 4), (12, 8)])
     seen = []

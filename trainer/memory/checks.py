@@ -96,14 +96,26 @@ def _train(
     }
 
 
+def eager_because(device: torch.device) -> str:
+    """Why updates on ``device`` do not go through the compiler; empty if they do."""
+    if device.type == "cpu":
+        return "small tiles are as fast on a CPU"
+    from torch.utils._triton import has_triton
+
+    return "" if has_triton() else "since Triton is not installed, or does not know this GPU"
+
+
 def kernel_path(device: str) -> str:
-    """Which code the engine's update runs through, and for ``eager`` why; ``compiled`` only if it gives equal codes."""
-    if device == "cpu":
-        return "eager (on a CPU the small tiles are as fast)"
-    spec = spec_from_config(OptimizerConfig(), 0)
-    results = []
+    """Which code the engine's update runs through, and for ``eager`` why; ``compiled`` says if it gives other codes."""
+    why = eager_because(torch.device(device))
+    return f"eager, {why}" if why else compiled_path(device)
+
+
+def compiled_path(device: str, numel: int = 1 << 22) -> str:
+    """``compiled`` if compiled updates agree with eager ones on ``device``, else what is wrong with them."""
+    spec, results = spec_from_config(OptimizerConfig(), 0), []
     for compile in (False, True):
-        numel, g = 1 << 22, torch.Generator(device).manual_seed(0)
+        g = torch.Generator(device).manual_seed(0)
         weight = torch.randn(numel, generator=g, device=device).bfloat16()
         storage = make_storage(spec, numel, torch.bfloat16, device)
         try:
@@ -112,12 +124,10 @@ def kernel_path(device: str) -> str:
                 update_chunk_(replace(spec, compile=compile), weight, grad, storage, lr=1e-4 * step, step=step,
                               offset=0, key=0)  # fmt: skip
         except Exception as error:
-            return f"eager ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            return f"eager, since the compiler fails ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         results.append({"weight": weight, **storage})
     differ = [n for n, t in results[0].items() if (t.float() != results[1][n].float()).float().mean() > 1e-3]
-    if differ:
-        return f"eager (compiled code gives another {', '.join(differ)})"
-    return "eager, and compiled works too" if not spec.compile else "compiled"
+    return f"compiled, with another {', '.join(differ)} than eager code" if differ else "compiled"
 
 
 def matmul_tflops(device: str, seconds: float = 2.0) -> float:

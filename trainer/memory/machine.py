@@ -73,13 +73,14 @@ def given(
 def this_machine(device: str, reserve_vram_gb: float, *, now: bool = False, speeds: Speeds | None = None) -> Machine:
     """What this machine offers on ``device``. Raises ``ValueError`` for a device that is not there.
 
-    ``now``: of the GPU, what is free at this moment; else all of it, less the reserve (whoever asks before the
-    training, inside ComfyUI, holds some of it himself).
+    ``now``: what is free at this moment; else all, less the reserves (whoever asks before the training, inside ComfyUI,
+    holds some of it himself, and a worker of the run may hold much).
     """
     total, pinnable = total_ram(), pinnable_ram()
     ram = max(total - DESKTOP, total // 2)
     speeds = load_speeds() if speeds is None else speeds
-    on_cpu = Machine("cpu", 0, ram, free_ram(), pinnable, speeds)
+    ram_now = free_ram() if now else None
+    on_cpu = Machine("cpu", 0, ram, ram_now, pinnable, speeds)
     if device == "cpu":
         return on_cpu
     import torch
@@ -92,7 +93,7 @@ def this_machine(device: str, reserve_vram_gb: float, *, now: bool = False, spee
     if index >= torch.cuda.device_count():
         raise ValueError(f"device is {device!r}, but there are {torch.cuda.device_count()} GPUs: the first is cuda:0")
     vram = torch.cuda.mem_get_info(index)[0 if now else 1]
-    return Machine(f"cuda:{index}", max(vram - int(reserve_vram_gb * GIB), 0), ram, free_ram(), pinnable, speeds)
+    return Machine(f"cuda:{index}", max(vram - int(reserve_vram_gb * GIB), 0), ram, ram_now, pinnable, speeds)
 
 
 def identity(device: str) -> str:

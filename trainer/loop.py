@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from .config import RunConfig
 from .data.batches import Dataset, batch_indices
 from .flux.model import build_meta, flux_params, patchify
 from .flux.variants import FileInfo, require_flux
+from .memory.checks import eager_because
 from .memory.conveyor import Conveyor, Keeper
 from .memory.machine import pinnable_ram, this_machine
 from .memory.plan import Plan, resolve, tighter
@@ -25,6 +27,8 @@ from .memory.streams import Streams, streams_for
 from .optim.base import spec_from_config
 from .walk import MicroBatch, Stage, build_stages, predict_head, walk_back, walk_out
 from .weights import Entry
+
+log = logging.getLogger(__name__)
 
 EVALUATED = 16
 """Samples that ``Trainer.evaluate`` looks at, at most."""
@@ -82,7 +86,9 @@ class Trainer:
         self.model = build_meta(params, base).to_empty(device="cpu").requires_grad_(True)
         self.conveyor = Conveyor(self.device, streams or streams_for(self.device, pinnable_ram()))
         self.keeper = Keeper(self.conveyor, offload=self.plan.activation_offload)
-        spec = spec_from_config(config.optimizer, config.recipe.training_seed)
+        why_eager = eager_because(self.device)
+        log.info("updates: %s", f"eager, {why_eager}" if why_eager else "compiled")
+        spec = replace(spec_from_config(config.optimizer, config.recipe.training_seed), compile=not why_eager)
         swapped = self.plan.blocks_to_swap
         self.stages: list[Stage] = build_stages(self.model, config.recipe, spec, self.conveyor, swapped)
         if fill is not None:
@@ -144,15 +150,34 @@ class Trainer:
     def warm_up(self) -> None:
         """A step on the largest pictures whose updates are thrown away: it takes as much memory as any step will.
 
-        Raises ``torch.OutOfMemoryError`` where that is too much, before any weight has changed.
+        Raises ``torch.OutOfMemoryError`` where that is too much, before any weight has changed. It is the first, too,
+        to run the compiled updates: if the compiler fails, they are eager from then on, and the log says why.
         """
         recipe, shapes = self.config.recipe, self.data.shapes
         largest = max(range(len(shapes)), key=lambda i: shapes[i][0] * shapes[i][1])
         samples = [largest] * recipe.batch_size
         counters = [("warm-up", i) for i in range(len(samples))]
         micros = self._micro_batches(samples, [0.5] * len(samples), counters, train=False)
-        self._walk(micros, lr=0.0, step=max(self.step, 1), check=lambda: 0.0, keep=False)
-        self.conveyor.streams.synchronize()
+        try:
+            self._walk(micros, lr=0.0, step=max(self.step, 1), check=lambda: 0.0, keep=False)
+            self.conveyor.streams.synchronize()
+            return
+        except Exception as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError) or not self._compiled():
+                raise
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        log.warning("updates: eager from now on, since the compiler failed (%s)", why)
+        self._compiled(False)
+        self.park()
+        self.warm_up()
+
+    def _compiled(self, wanted: bool | None = None) -> bool:
+        """Whether updates run through the compiler; ``wanted``: have them do so, or not."""
+        groups = [group for stage in self.stages for group in stage.arena.groups]
+        if wanted is not None:
+            for group in groups:
+                group.spec = replace(group.spec, compile=wanted)
+        return any(group.spec.compile for group in groups)
 
     def tighten(self) -> bool:
         """After running out of the device's memory: make do with less. False if nothing is left to give up.

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 START_SECONDS = 10.0
 """After so long without an answer the user is told that it is waited for."""
 
+ATTEMPTS = 3
+"""Connections over which one request is tried, while the worker lives."""
+
 
 class WorkerDied(RuntimeError):
     """The worker is gone without having said so."""
@@ -159,9 +162,17 @@ class WorkerClient:
                 if not self._may_launch:
                     raise
                 self._say(f"the worker of run {self.run.name!r} is saving: waiting for it to end")
-                self._wait_until_unlocked()
-                self._forget()
+                self._outlast()
         raise WorkerDied(f"the worker of run {self.run.name!r} keeps ending: worker.log in {self.run.path} says why")
+
+    def _outlast(self) -> None:
+        """Wait until the worker has ended, or takes requests again: the save that it would end with has failed."""
+        with contextlib.suppress(WorkerClosing):
+            while self._address is not None and self._read_address() == self._address:
+                if not self._ask({"op": "hello"}, {})[0]["closing"]:
+                    return
+                self._check()
+                time.sleep(0.1)
 
     def _ask_or(self, op: str, *, patient: bool, **fields: Any) -> Any:
         """Ask the worker if there is one, else return None. ``patient``: one that is starting is waited for."""
@@ -183,19 +194,26 @@ class WorkerClient:
             return None
 
     def _ask(self, request: dict[str, Any], tensors: Mapping[str, Tensor]) -> Message:
-        with self._lock:
-            address = self._address
-            connection = self._free.pop() if self._free else None
-        if address is None:
-            raise WorkerClosing("the worker has ended")
-        try:
-            if connection is None:
-                connection = protocol.connect(*address)
-            header, reply = _exchange(connection, request, tensors)
-        except (OSError, EOFError, AuthenticationError) as error:
-            if connection is not None:
-                connection.close()
-            raise self._gone() from error
+        for _ in range(ATTEMPTS):
+            with self._lock:
+                address = self._address
+                connection = self._free.pop() if self._free else None
+            if address is None:
+                raise WorkerClosing("the worker has ended")
+            try:
+                if connection is None:
+                    connection = protocol.connect(*address)
+                header, reply = _exchange(connection, request, tensors)
+                break
+            except (OSError, EOFError, AuthenticationError) as error:
+                if connection is not None:
+                    connection.close()
+                broken = error
+            if not self._lives(address):
+                raise self._gone() from broken
+        else:
+            raise WorkerError(f"the worker of run {self.run.name!r} hangs up on every {request['op']!r} ({broken!r}):"
+                              f" worker.log in {self.run.path} may say why") from broken
         with self._lock:
             if address == self._address:
                 self._free.append(connection)
@@ -205,10 +223,14 @@ class WorkerClient:
             protocol.raise_error(header["error"])
         return header["ok"], reply
 
+    def _lives(self, address: tuple[int, bytes]) -> bool:
+        """Whether a connection was all that broke. A dead worker's lock falls once the system has cleared it away."""
+        self._wait_until_unlocked(1.5)
+        return self._read_address() == address
+
     def _gone(self) -> Exception:
         """Why the worker no longer answers."""
-        # Its lock falls when the system has cleared it away; the exit code comes at that time too.
-        self._wait_until_unlocked(1.5)
+        # The exit code comes when the lock falls.
         killed = self._child.wait(0.5) if self._child is not None else None
         self._forget()
         if self.run.worker_alive() or launch.ended_in_order(self.run.log_file):
@@ -216,6 +238,7 @@ class WorkerClient:
         return WorkerDied(launch.obituary(self.run, killed))
 
     def _forget(self) -> None:
+        """Let go of a worker that is no more: to one that lives, its owner's connection would seem cut."""
         with self._lock:
             stale, self._free, self._address = self._free, [], None
             owner, self._owner_connection = self._owner_connection, None

@@ -46,7 +46,7 @@ class Service:
             if request.get("owner") and not peer.owner:
                 peer.owner = True
                 self._owners += 1
-        return {"version": VERSION, "uid": worker.run.uid, "closing": bool(worker.quitting),
+        return {"version": VERSION, "uid": worker.run.uid, "closing": worker.closing,
                 "failed": worker.failure is not None}
 
     def _on_goodbye(self, peer: Peer, *_: Any) -> None:

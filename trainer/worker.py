@@ -63,6 +63,7 @@ class Worker:
         self._lock = threading.RLock()  # of goal and state: held for moments, never during a step
         self._goal, self._new_goal = until, False
         self._pause_at: int | None = None
+        self._closing = 0  # saves under way to exit after: no goal is taken meanwhile
         self._idle_since = time.monotonic()
         self._exit_code = 0
         self._was_finished = False
@@ -114,6 +115,8 @@ class Worker:
                 raise ValueError(f"{name} is {value!r}: give a step, a whole number above 0")
         with self._lock:
             self._refuse_if_useless()
+            if self._closing:
+                raise WorkerClosing("the worker is saving, to exit")
             trainer, state = self._session.trainer, self._session.state
             if trainer is not None:
                 if until < trainer.step or (until == trainer.step and state == "finished"):
@@ -129,7 +132,8 @@ class Worker:
 
     def pause(self, wait: bool = True) -> None:
         """Stop within one step and give back the VRAM; nothing is written. ``wait``: until that is so."""
-        self._forget_goal()
+        with self._lock:
+            self._goal = self._pause_at = None
         if wait:
             self._jobs.call(self._pause)
         else:
@@ -137,8 +141,20 @@ class Worker:
 
     def stop(self) -> None:
         """Stop within one step, save and exit; returns when it is saved. If that fails the worker lives on."""
-        self._forget_goal()
-        self._jobs.call(self._stop)
+        with self._lock:
+            self._closing += 1
+            self._goal = self._pause_at = None
+        try:
+            self._jobs.call(self._stop)
+        except BaseException:
+            with self._lock:
+                self._closing -= 1
+            raise
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is about to exit, or saving in order to."""
+        return bool(self.quitting or self._closing)
 
     def quit(self, why: str) -> None:
         """Stop within one step, save and exit, whatever happens; returns at once."""
@@ -174,17 +190,13 @@ class Worker:
         if self.quitting:
             raise WorkerClosing("the worker is saving, to exit")
 
-    def _forget_goal(self) -> None:
-        with self._lock:
-            self._goal = self._pause_at = None
-
     # -- the main thread
 
     def _begin(self) -> None:
         states = [e["state"] for e in self.run.events() if e["type"] == "state" and e["state"] != "preparing"]
         point = self.run.latest_save_point()
         whole = point is not None and point.step == self.run.log.history().step
-        self._was_finished = whole and states[-1] == "finished"
+        self._was_finished = whole and states[-1:] == ["finished"]
         self._session.begin()
 
     def _load(self) -> None:
@@ -230,14 +242,25 @@ class Worker:
             if idle > 2.0 or self.foreground:
                 self._exit_code, self.quitting = EXIT_FAILED, "the run could not be loaded"
         elif self.foreground and self._session.state in ("finished", "failed"):
-            self._exit_code = 0 if self._session.state == "finished" else EXIT_FAILED
-            self.quitting = "done"
+            with self._lock:
+                if self._goal is None:  # nobody has asked for more meanwhile
+                    self._exit_code = 0 if self._session.state == "finished" else EXIT_FAILED
+                    self.quitting = "done"
         elif idle > self.idle_exit:
-            self._idle_since = time.monotonic()
-            if self._session.try_save():
-                self.quitting = f"idle for {self.idle_exit:g} s"
+            self._exit_idle()
         elif idle > self.idle_park:
             self._session.park()
+
+    def _exit_idle(self) -> None:
+        self._idle_since = time.monotonic()
+        with self._lock:
+            if self._goal is not None:
+                return
+            self._closing += 1
+        if self._session.try_save():
+            self.quitting = f"idle for {self.idle_exit:g} s"
+        with self._lock:
+            self._closing -= 1
 
     def _advance(self) -> None:
         """One step towards the goal, and what there is to do when it is reached."""
@@ -252,12 +275,14 @@ class Worker:
             if trainer.step == 0:
                 session.evaluate_once()
             step = session.step() if trainer.step < goal else trainer.step
-            if self._goal is None or self.quitting:
+            with self._lock:  # both at one moment: whoever pauses takes both back
+                goal, pause_at = self._goal, self._pause_at
+            if goal is None or self.quitting:
                 return
-            if step >= self._goal:
-                self._reach(self._goal)
-            elif self._pause_at is not None and step >= self._pause_at:
-                self._halt()
+            if step >= goal:
+                self._reach(goal)
+            elif pause_at is not None and step >= pause_at:
+                self._pause_on_the_way(pause_at)
         except Exception as error:
             self._training_failed(error)
 
@@ -277,6 +302,11 @@ class Worker:
                 self._goal = self._pause_at = None
                 self._session.transition("finished")
 
+    def _pause_on_the_way(self, at: int) -> None:
+        with self._lock:
+            if self._pause_at == at:  # nobody has asked for more meanwhile
+                self._halt()
+
     def _halt(self) -> None:
         with self._lock:
             self._goal = self._pause_at = None
@@ -289,8 +319,8 @@ class Worker:
         with self._lock:
             self._goal = self._pause_at = None
             self._session.fail(error)
-        if not isinstance(error, ValueError) or trainer is None or trainer.torn:
-            self._exit_code, self.quitting = EXIT_FAILED, "training failed"
+            if not isinstance(error, ValueError) or trainer is None or trainer.torn:
+                self._exit_code, self.quitting = EXIT_FAILED, "training failed"
 
     def _pause(self) -> None:
         with self._lock:

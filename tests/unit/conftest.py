@@ -1,0 +1,54 @@
+"""Workers for tests: in this process where only messages count, and as real processes where the end of one matters."""
+
+import threading
+
+import pytest
+from workers import wait_for
+
+from trainer.client import open_run
+from trainer.run import RunDirectory
+
+
+@pytest.fixture
+def serve():
+    """Workers in threads of this process, with clients that talk to them over the real connection."""
+    from trainer.worker import Worker
+
+    workers, threads, clients = [], [], []
+
+    def start(run: RunDirectory, **options):
+        worker = Worker(run, **options)
+        thread = threading.Thread(target=worker.serve)
+        thread.start()
+        workers.append(worker), threads.append(thread)
+        wait_for(lambda: run.worker_alive() or not thread.is_alive())
+        client = open_run(run.path, launch=False)
+        clients.append(client)
+        return worker, client
+
+    yield start
+    for client in clients:
+        client.close()
+    for worker in workers:
+        worker.quit("the test is over")
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def launched():
+    """Clients of workers in real processes; what still runs at the end is killed."""
+    clients = []
+
+    def start(run: RunDirectory, **options):
+        client = open_run(run.path, **options)
+        clients.append(client)
+        return client
+
+    yield start
+    for client in clients:
+        client.close()
+        if client._child is not None and client._child.poll() is None:
+            client._child._process.kill()
+            client._child.wait(10)

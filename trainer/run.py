@@ -32,7 +32,7 @@ from . import files
 from .compare import ASK, MAY_CHANGE, REFUSE, Difference, compare, flat, relocate
 from .config import FORMAT_VERSION, RunConfig, from_dict, to_dict
 from .events import OPEN_STATES, TRANSITIONS, EventLog
-from .savepoints import SavePoint, save_points, write_save_point
+from .savepoints import SavePoint, clear, save_points, write_save_point
 
 __all__ = ["ASK", "MAY_CHANGE", "REFUSE", "Difference", "RunDirectory", "RunLocked", "SavePoint", "compare",
            "find_runs", "identity"]
@@ -63,18 +63,23 @@ class RunDirectory:
         root = Path(os.path.abspath(path))
         if (root / "config.json").exists():
             raise ValueError(f"{root} already holds a run: choose another name or delete it")
+        if files.is_locked(root / "lock"):
+            raise ValueError(f"a run that was in {root} is still open in a worker: stop that, or choose another name")
         try:
             for folder in ("samples", "state", "checkpoints"):
                 (root / folder).mkdir(parents=True, exist_ok=True)
+            # Of a creation that was cut short, or of a run that was deleted, but not wholly.
+            for name in ("events.jsonl", "model.json"):
+                (root / name).unlink(missing_ok=True)
+            clear(root / "state")
         except OSError as error:
             raise ValueError(f"{root} cannot be made: {error.strerror or error}") from None
-        (root / "events.jsonl").unlink(missing_ok=True)  # of a creation that was cut short: config.json comes last
         files.write_json(root / "run.json", {"format": FORMAT_VERSION, "uid": secrets.token_hex(8), "rollbacks": 0})
         files.write_json(root / "dataset.json", dataset)
+        EventLog(root / "events.jsonl").append("state", durable=True, state="created")
+        # What makes it a run comes last.
         files.write_json(root / "config.json", to_dict(relocate(config, lambda p: _inside(p, root))))
-        run = cls(root)
-        run.transition("created")
-        return run
+        return cls(root)
 
     # -- what it is
 
@@ -133,6 +138,9 @@ class RunDirectory:
         """Move the run to ``state`` (``target``, ``error``: where they belong to it), on the disk at once."""
         with self.log.changed:
             now = self.log.history().state
+            if now not in TRANSITIONS or (now is None and state != "created"):
+                says = "does not tell how the run began" if now is None else f"has the unknown state {now!r}"
+                raise ValueError(f"{self.log.path} {says}: put it back from a copy, or begin another run")
             assert state in TRANSITIONS[now], f"a run cannot go from {now} to {state}"
             return self.append("state", durable=True, state=state, **fields)
 
@@ -210,7 +218,7 @@ class RunDirectory:
 
     def save_points(self) -> list[SavePoint]:
         """The whole save points, oldest first."""
-        return save_points(self.path / "state")
+        return save_points(self.path / "state", self.uid)
 
     def latest_save_point(self) -> SavePoint | None:
         """The newest whole save point."""
@@ -219,7 +227,7 @@ class RunDirectory:
 
     def write_save_point(self, step: int, write: Callable[[Path], None], keep: int = 1) -> SavePoint:
         """Make a save point from the files that ``write`` puts into a folder; see ``savepoints``. Needs the lock."""
-        return write_save_point(self.path / "state", step, write, keep)
+        return write_save_point(self.path / "state", self.uid, step, write, keep)
 
     def roll_back(self, step: int | None = None) -> SavePoint:
         """Go back to the save point of ``step`` (None: the newest). Later ones are removed; ``rollbacks`` goes up."""

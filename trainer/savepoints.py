@@ -27,14 +27,14 @@ class SavePoint:
     path: Path
 
 
-def save_points(state: Path) -> list[SavePoint]:
-    """The whole save points in the folder ``state``, oldest first."""
+def save_points(state: Path, uid: str) -> list[SavePoint]:
+    """The whole save points of the run ``uid`` in the folder ``state``, oldest first."""
     names = os.listdir(state) if state.is_dir() else []
     found = [SavePoint(int(m[1]), state / m[0]) for m in map(_NAME.match, names) if m]
-    return sorted((p for p in found if _is_whole(p.path)), key=lambda p: p.step)
+    return sorted((p for p in found if _is_whole(p.path, uid)), key=lambda p: p.step)
 
 
-def write_save_point(state: Path, step: int, write: Callable[[Path], None], keep: int = 1) -> SavePoint:
+def write_save_point(state: Path, uid: str, step: int, write: Callable[[Path], None], keep: int = 1) -> SavePoint:
     """Make the save point of ``step`` from the files that ``write`` puts into the empty folder it is given.
 
     The folder gets its name only when all of it is on the disk; older save points but ``keep`` go after that.
@@ -43,7 +43,7 @@ def write_save_point(state: Path, step: int, write: Callable[[Path], None], keep
     """
     final = state / f"step-{step:06d}"
     if final.exists():
-        if _is_whole(final):
+        if _is_whole(final, uid):
             return SavePoint(step, final)
         files.remove_tree(final)
     part = state / f"{files.PART}{final.name}-{secrets.token_hex(4)}"
@@ -51,7 +51,7 @@ def write_save_point(state: Path, step: int, write: Callable[[Path], None], keep
     try:
         write(part)
         sizes = {f.relative_to(part).as_posix(): f.stat().st_size for f in sorted(part.rglob("*")) if f.is_file()}
-        files.write_json(part / _LIST, {"format": FORMAT_VERSION, "step": step, "files": sizes})
+        files.write_json(part / _LIST, {"format": FORMAT_VERSION, "uid": uid, "step": step, "files": sizes})
         files.sync_tree(part)
         files.replace(part, final)
     except BaseException:
@@ -59,23 +59,31 @@ def write_save_point(state: Path, step: int, write: Callable[[Path], None], keep
             files.remove_tree(part)
         raise
     files.sync_directory(state)
-    prune(state, keep)
+    prune(state, uid, keep)
     return SavePoint(step, final)
 
 
-def prune(state: Path, keep: int) -> None:
+def prune(state: Path, uid: str, keep: int) -> None:
     """Remove all but the newest ``keep`` save points. One that cannot be removed is only in the way."""
-    for point in save_points(state)[:-keep]:
+    for point in save_points(state, uid)[:-keep]:
         try:
             files.remove_tree(point.path)
         except OSError as error:
             log.warning("the old save point %s could not be removed: %s", point.path.name, error)
 
 
-def _is_whole(point: Path) -> bool:
-    """Whether every file that was there when the save point was made still is, at its size."""
+def clear(state: Path) -> None:
+    """Remove what an earlier run has left in ``state``: its save points, whole or not."""
+    for name in os.listdir(state):
+        if _NAME.match(name) or name.startswith(files.PART):
+            files.remove_tree(state / name)
+
+
+def _is_whole(point: Path, uid: str) -> bool:
+    """Whether it is that run's, and every file that was there when it was made still is, at its size."""
     try:
-        sizes = files.read_json(point / _LIST)["files"]
-        return all((point / name).stat().st_size == size for name, size in sizes.items())
+        made = files.read_json(point / _LIST)
+        sizes = made["files"].items()
+        return made["uid"] == uid and all((point / name).stat().st_size == size for name, size in sizes)
     except (ValueError, KeyError, OSError, AttributeError):
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import events
+from trainer import events, files
 from trainer.config import DatasetConfig, MemoryConfig, ModelConfig, OptimizerConfig, RecipeConfig, RunConfig
 from trainer.flux.model import TINY
 from trainer.run import ASK, MAY_CHANGE, REFUSE, RunDirectory, RunLocked, compare, find_runs, identity
@@ -93,6 +93,71 @@ def test_a_run_is_not_made_twice_and_a_broken_creation_is_made_good(run, folder)
         RunDirectory(folder)
     again = make(folder)
     assert [e["type"] for e in again.events()] == ["state"]
+
+
+def test_a_new_run_never_takes_the_weights_of_one_that_lay_there(run, folder):
+    old = save(run, 500)
+    copy = folder.parent / "old"
+    shutil.copytree(folder, copy)
+    (folder / "state" / ".part-step-000600-x").mkdir()
+    (folder / "config.json").unlink()  # deleted, but not wholly
+    again = make(folder)
+    assert again.latest_save_point() is None and names(again) == []
+    assert RunDirectory(copy).latest_save_point().step == 500  # a copied run is the same run
+    shutil.copytree(copy / "state" / old.path.name, old.path)
+    assert again.latest_save_point() is None
+    assert save(again, 500, "new").path == old.path
+    assert again.latest_save_point().step == 500 and (old.path / "a.bin").read_text() == "new"
+
+
+def test_no_run_is_made_where_a_worker_still_has_one_open(run, folder, holder):
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match="still open in a worker"):
+        make(folder)
+
+
+def test_a_creation_cut_short_at_any_file_leaves_no_run_or_a_whole_one(folder, monkeypatch):
+    """Each write of the creation is the last one in turn."""
+
+    class Cut(BaseException):
+        pass
+
+    count = 0
+    for last in range(10):
+        count = 0
+
+        def counted(real):
+            def write(*args, **options):
+                nonlocal count
+                if count == last:
+                    raise Cut
+                count += 1
+                return real(*args, **options)
+
+            return write
+
+        with monkeypatch.context() as patch:
+            patch.setattr("trainer.files.write_json", counted(files.write_json))
+            patch.setattr("trainer.events.EventLog.append", counted(events.EventLog.append))
+            try:
+                whole = make(folder)
+                break
+            except Cut:
+                pass
+        if (folder / "config.json").exists():
+            whole = RunDirectory(folder)
+            break
+    assert last >= 3 and whole.status()["state"] == "created" and len(whole.events()) == 1
+    whole.transition("preparing")
+
+
+def test_a_history_that_cannot_be_is_one_line(run):
+    for text, said in (("", "how the run began"),
+                       ('{"n": 1, "t": 0, "type": "state", "state": "asleep"}\n', "unknown state 'asleep'")):
+        (run.path / "events.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=f"events.jsonl .*{said}.*put it back") as caught:
+            RunDirectory(run.path).transition("preparing")
+        assert "\n" not in str(caught.value)
 
 
 def test_another_format_is_refused(run, folder):

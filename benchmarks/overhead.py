@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -69,9 +69,9 @@ def bare_step(config: RunConfig, trainer: Trainer) -> Callable[[], float]:
         noise = torch.randn_like(latents)
         x = torch.lerp(latents, noise, t.view(-1, 1, 1, 1))
         img, txt, vec = model.embed(patchify(x), context, t, pooled, torch.ones_like(t))
-        pe = model.rope(*size, context.shape[1], "cpu")
+        pe = model.rope(size[0], size[1], context.shape[1], "cpu")
         for block in model.double_blocks:
-            img, txt = checkpoint(block, img, txt, vec, pe, use_reentrant=False)  # type: ignore[misc]
+            img, txt = cast(Any, checkpoint(block, img, txt, vec, pe, use_reentrant=False))
         stream = torch.cat((txt, img), 1)
         for block in model.single_blocks:
             stream = checkpoint(block, stream, vec, pe, use_reentrant=False)

@@ -68,7 +68,7 @@ def held_out(model: Flux, weights: dict[str, Tensor]) -> float:
 
 
 def fit(
-    params: dict[str, Tensor], step: Step, lr: float, steps: int, seed: int, pool: int = 16, batch: int = 8
+    params: dict[str, nn.Parameter], step: Step, lr: float, steps: int, seed: int, pool: int = 16, batch: int = 8
 ) -> float:
     """Train ``params`` in place and return their held-out loss; cosine to zero after a short warm-up."""
     model = Flux(TINY)
@@ -113,7 +113,7 @@ class Method:
     make: Callable[[dict[str, Tensor], int], Step]
     base: torch.dtype = torch.bfloat16
 
-    def parameters(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def parameters(self, weights: dict[str, Tensor]) -> dict[str, nn.Parameter]:
         return {name: nn.Parameter(w.to(trainable_dtype(name, self.base), copy=True)) for name, w in weights.items()}
 
 
@@ -138,6 +138,7 @@ def _adafactor(params: dict[str, Tensor], seed: int) -> Step:
         count += 1
         for shadow, p in zip(shadows.values(), params.values(), strict=True):
             shadow.copy_(p.detach())
+            assert p.grad is not None
             shadow.grad = p.grad.float()
         inner(lr)
         for key, (shadow, p) in enumerate(zip(shadows.values(), params.values(), strict=True)):

@@ -17,11 +17,11 @@ from torch import Tensor
 from . import checkpoint, flow
 from .config import RunConfig
 from .data.batches import Dataset, batch_indices
-from .flux.model import build_meta, flux_params, patchify
+from .flux.model import build_meta, flux_params, hollow_, patchify
 from .flux.variants import FileInfo, require_flux
 from .memory.checks import eager_because
 from .memory.conveyor import Conveyor, Keeper
-from .memory.machine import pinnable_ram, this_machine
+from .memory.machine import cap_vram, pinnable_ram, this_machine
 from .memory.plan import Plan, resolve, tighter
 from .memory.streams import Streams, streams_for
 from .optim.base import spec_from_config
@@ -80,10 +80,12 @@ class Trainer:
         self.info = info or require_flux(config.model.flux)
         self.plan = plan or self._resolve()
         self.device = torch.device(self.plan.device)
+        if self.device.type == "cuda":
+            cap_vram(self.device, config.memory.reserve_vram_gb)
         params = flux_params(self.info)
         base = torch.float32 if config.optimizer.weight_precision == "f32" else torch.bfloat16
         self.dtype = base
-        self.model = build_meta(params, base).to_empty(device="cpu").requires_grad_(True)
+        self.model = hollow_(build_meta(params, base))
         self.conveyor = Conveyor(self.device, streams or streams_for(self.device, pinnable_ram()))
         self.keeper = Keeper(self.conveyor, offload=self.plan.activation_offload)
         why_eager = eager_because(self.device)
@@ -248,6 +250,7 @@ class Trainer:
 
     def park(self) -> None:
         """Give the device's memory back; the next use takes it again."""
+        self.keeper.clear()
         self.conveyor.park()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

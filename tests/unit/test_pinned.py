@@ -1,5 +1,6 @@
 """Pinned memory without a GPU: the bookkeeping with an injected driver, and the ring that stages what is not pinned."""
 
+import contextlib
 import gc
 import logging
 import threading
@@ -182,12 +183,13 @@ def test_registering_asks_the_driver(monkeypatch):
     class Runtime:
         def cudaHostRegister(self, *arguments):
             asked.append(arguments)
-            return 0 if len(asked) == 1 else 2
+            return 0 if len(asked) == 2 else 2
 
         def cudaHostUnregister(self, address):
             asked.append(address)
 
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
-    assert pinned.cuda_register(4096, 8192) and not pinned.cuda_register(0, 4096)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: asked.append(device) or contextlib.nullcontext())
+    assert pinned.cuda_register("cuda:1", 4096, 8192) and not pinned.cuda_register("cuda:1", 0, 4096)
     pinned.cuda_unregister(4096)
-    assert asked == [(4096, 8192, 0), (0, 4096, 0), 4096]
+    assert asked == ["cuda:1", (4096, 8192, 0), "cuda:1", (0, 4096, 0), 4096]

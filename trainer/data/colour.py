@@ -95,7 +95,7 @@ def _profile_transform(data: bytes, mode: str) -> tuple[Any, str]:
     try:
         from PIL import ImageCms
 
-        profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
+        profile: Any = ImageCms.ImageCmsProfile(io.BytesIO(data))
         wanted = _SPACES.get(profile.profile.xcolor_space)
         if wanted != mode and not (wanted == "RGB" and mode == "L"):
             return None, mode

@@ -196,6 +196,15 @@ def build_meta(params: FluxParams, base: torch.dtype = torch.bfloat16) -> Flux:
     return model
 
 
+def hollow_(model: Flux) -> Flux:
+    """Turn a Flux of ``build_meta`` into one on the CPU whose parameters have shapes, but no memory yet."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            hollow = torch.empty((), dtype=parameter.dtype).expand(parameter.shape)
+            setattr(module, name, nn.Parameter(hollow))
+    return model
+
+
 @torch.no_grad()
 def init_weights_(model: Flux, seed: int) -> Flux:
     """Random weights for a Flux that starts from nothing: the same on every machine, in every dtype, for a seed.

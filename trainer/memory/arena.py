@@ -143,11 +143,12 @@ class Group:
         """
         assert self.here is not None
         host, device, streams = self.conveyor.host, self.conveyor.device, self.conveyor.streams
-        home = host.take(self.home_layout)
-        here = home if self.here is self.home else device.take(self.weight_layout)
+        home = here = host.take(self.home_layout)
         gradient = self.conveyor.gradient(self.label, self.numel)
         self.finite = finite(gradient)
         try:
+            if self.here is not self.home:
+                here = device.take(self.weight_layout)
             for start, stop in self.chunks():
                 weight = here["weight"][start:stop]
                 with (

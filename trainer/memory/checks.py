@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..config import OptimizerConfig, RecipeConfig
 from ..flux.model import TINY, Flux, FluxParams, build_meta, init_weights_, patchify
 from ..optim.base import make_storage, spec_from_config, update_chunk_
-from .pinned import PinnedMemory
+from .pinned import PinnedMemory, cuda_register
 from .streams import BlockingStreams, Streams, streams_for
 
 COPY_BYTES = 256 << 20
@@ -156,7 +157,7 @@ def matmul_tflops(device: str, seconds: float = 2.0) -> float:
 def copy_speeds(device: torch.device | str, repeats: int = 8) -> dict[str, float]:
     """10^9 bytes per second between pinned memory and the GPU: each way alone, and both at once."""
     device = torch.device(device)
-    memory = PinnedMemory()
+    memory = PinnedMemory(register=partial(cuda_register, torch.device(device)))
     home = [memory.zeros([COPY_BYTES], torch.uint8) for _ in range(2)]
     memory.ready()
     here = [torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
@@ -192,9 +193,9 @@ def memory_speed(size: int = 256 << 20, repeats: int = 4) -> float:
     return 2 * size / best / 1e9
 
 
-def pinnable(free: int) -> int:
-    """Bytes that can be pinned, found by doing so in steps; ``free``: bytes that nobody uses."""
-    memory = PinnedMemory()
+def pinnable(free: int, device: torch.device | str) -> int:
+    """Bytes that can be pinned for ``device``, found by doing so in steps; ``free``: bytes that nobody uses."""
+    memory = PinnedMemory(register=partial(cuda_register, torch.device(device)))
     try:
         while memory.pinned + PIN_STEP + PIN_LEFT < free and not memory.refused:
             memory.zeros([PIN_STEP], torch.uint8)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,8 +35,9 @@ class Conveyor:
 
     def __init__(self, device: torch.device, streams: Streams):
         self.streams = streams
-        self.host = Pool(streams, torch.device("cpu"))
+        self.host = Pool(streams)
         self.device = Pool(streams, device)
+        self._device = device
         self.arenas: list[Arena] = []
         """Every stage's, in the order in which they were made."""
         self._gradient_sizes: dict[str, int] = {}
@@ -96,7 +96,7 @@ class Conveyor:
     def gradient(self, label: str, numel: int) -> Tensor:
         """The flat float32 gradient that all stages share in turn; what another has left in it is still there."""
         if label not in self._gradients:
-            self._gradients[label] = torch.empty(self._gradient_sizes[label], device=self.device.device)
+            self._gradients[label] = torch.empty(self._gradient_sizes[label], device=self._device)
         return self._gradients[label][:numel]
 
     def park(self) -> None:
@@ -164,6 +164,7 @@ class Keeper:
     def __init__(self, conveyor: Conveyor, *, offload: bool):
         self.streams, self.host, self.device = conveyor.streams, conveyor.host, conveyor.device
         self.offload = offload and conveyor.streams.staged
+        self._largest = 0
         self._stack: list[_Kept] = []
         self._leaving: deque[Buffer] = deque()
 
@@ -172,19 +173,19 @@ class Keeper:
 
         Of the offloaded, only streams of tokens [B, L, C] travel; ``vec`` [B, C], which all stages share, is small.
         """
-        moving = {str(i): t for i, t in enumerate(tensors) if self.offload and t.ndim > 2}
-        kept = _Kept(tuple(tensors) if not moving else tuple(t for t in tensors if t.ndim <= 2))
+        moving = [t for t in tensors if self.offload and t.ndim > 2]
+        kept = _Kept(moving, tuple(t for t in tensors if not self.offload or t.ndim <= 2))
         self._stack.append(kept)
         if not moving:
             return
-        here = Buffer(moving)
+        here = Buffer({str(i): t for i, t in enumerate(moving)})
         with self.streams.use(COMPUTE, writes=[here]):
             pass  # they are being made: the copy waits for that
-        kept.shape = layout({name: (t.dtype, tuple(t.shape)) for name, t in moving.items()})
+        kept.shape = self._room(sum(t.nbytes for t in moving))
         kept.home = self.host.take(kept.shape)
         with self.streams.use(DOWN, reads=[here], writes=[kept.home]):
-            for name, tensor in moving.items():
-                self.streams.copy(DOWN, kept.home[name], tensor)
+            for place, tensor in zip(kept.places(kept.home), moving, strict=True):
+                self.streams.copy(DOWN, place, tensor)
         self._leaving.append(here)
         while len(self._leaving) > 2:
             self.streams.release(self._leaving.popleft())
@@ -192,43 +193,74 @@ class Keeper:
     @contextmanager
     def taken(self) -> Iterator[tuple[Tensor, ...]]:
         """The tensors that were put last, to be computed with inside the block; the ones before are sent for."""
-        while self._leaving:
-            self.streams.release(self._leaving.popleft())
-        kept = self._stack.pop()
+        self._release()
+        kept = self._stack[-1]
         self._send_for(kept)
-        if self._stack:
-            self._send_for(self._stack[-1])
-        if kept.here is None:
-            yield kept.stayed
-            return
-        with self.streams.use(COMPUTE, reads=[kept.here]):
-            yield (*kept.here.tensors.values(), *kept.stayed)
-        assert kept.home is not None
-        self.device.give(kept.shape, kept.here)
-        self.host.give(kept.shape, kept.home)
+        if len(self._stack) > 1:
+            self._send_for(self._stack[-2])
+        self._stack.pop()
+        try:
+            if kept.here is None:
+                yield kept.stayed
+            else:
+                with self.streams.use(COMPUTE, reads=[kept.here]):
+                    yield (*kept.places(kept.here), *kept.stayed)
+        finally:
+            self._give_back(kept)
 
     def clear(self) -> None:
         """Forget what is kept: after a walk that was cut short."""
-        for kept in self._stack:
-            if kept.home is not None:
-                self.host.give(kept.shape, kept.home)
-        self._stack.clear()
-        self._leaving.clear()
+        self._release()
+        while self._stack:
+            self._give_back(self._stack.pop())
+
+    def _room(self, nbytes: int) -> Layout:
+        """One layout for all that is kept, as large as the largest: pictures of other sizes use the same memory."""
+        if nbytes > self._largest:
+            for pool in (self.host, self.device):
+                pool.forget(_bytes_layout(self._largest))
+            self._largest = nbytes
+        return _bytes_layout(self._largest)
+
+    def _release(self) -> None:
+        while self._leaving:
+            self.streams.release(self._leaving.popleft())
+
+    def _give_back(self, kept: _Kept) -> None:
+        for pool, buffer in ((self.host, kept.home), (self.device, kept.here)):
+            if buffer is None:
+                continue
+            if kept.shape == _bytes_layout(self._largest):
+                pool.give(kept.shape, buffer)
+            else:
+                self.streams.release(buffer)
 
     def _send_for(self, kept: _Kept) -> None:
         if kept.here is not None or kept.home is None:
             return
         kept.here = self.device.take(kept.shape)
         with self.streams.use(UP, reads=[kept.home], writes=[kept.here]):
-            for name, tensor in kept.home.tensors.items():
-                self.streams.copy(UP, kept.here[name], tensor)
+            for target, source in zip(kept.places(kept.here), kept.places(kept.home), strict=True):
+                self.streams.copy(UP, target, source)
 
 
-@dataclass
+def _bytes_layout(nbytes: int) -> Layout:
+    return layout({"bytes": (torch.uint8, (nbytes,))})
+
+
 class _Kept:
     """A stage's inputs for one micro-batch: token streams at ``home`` or on their way ``here``; the rest stayed."""
 
-    stayed: tuple[Tensor, ...]
-    shape: Layout = ()
-    home: Buffer | None = None
-    here: Buffer | None = None
+    def __init__(self, moving: Sequence[Tensor], stayed: tuple[Tensor, ...]):
+        self.moving = [(t.dtype, tuple(t.shape), t.nbytes) for t in moving]
+        self.stayed = stayed
+        self.shape: Layout = ()
+        self.home: Buffer | None = None
+        self.here: Buffer | None = None
+
+    def places(self, buffer: Buffer) -> list[Tensor]:
+        """Where the token streams lie in one of the buffers."""
+        parts = buffer["bytes"][: sum(nbytes for *_, nbytes in self.moving)].split(
+            [nbytes for *_, nbytes in self.moving]
+        )
+        return [part.view(dtype).view(shape) for part, (dtype, shape, _) in zip(parts, self.moving, strict=True)]

@@ -71,7 +71,7 @@ def examine(device: str = "auto", folder: Path | None = None, progress: Progress
     on_gpu = where.device != "cpu"
     copies = tried(4, "copies", lambda: checks.copy_speeds(where.device), {}) if on_gpu else {}
     dram = tried(5, "host memory", checks.memory_speed, 0.0)
-    pinnable = tried(6, "pinning", lambda: checks.pinnable(free_ram()) / GIB, None) if on_gpu else None
+    pinnable = tried(6, "pinning", lambda: checks.pinnable(free_ram(), where.device) / GIB, None) if on_gpu else None
     disk = tried(7, "disk", lambda: checks.disk_speed(folder), {})
     speeds = Speeds(tflops=tflops, h2d=copies.get("h2d_both", 0.0), d2h=copies.get("d2h_both", 0.0), dram=dram)
     return Report(

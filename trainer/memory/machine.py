@@ -10,7 +10,10 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 GIB = 1 << 30
 DESKTOP = 6 * GIB
@@ -68,6 +71,18 @@ def given(
     if not vram_gb:
         return Machine("cpu", 0, ram, pinnable=pinnable, speeds=speeds)
     return Machine("cuda:0", max(int((vram_gb - reserve_vram_gb) * GIB), 0), ram, pinnable=pinnable, speeds=speeds)
+
+
+def cap_vram(device: torch.device, reserve_vram_gb: float) -> None:
+    """Let this process take what is free on ``device`` now, less the reserve, and no more.
+
+    Beyond that Windows' driver would not refuse but use host memory, many times slower, in silence.
+    """
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    share = (free - reserve_vram_gb * GIB) / total
+    torch.cuda.set_per_process_memory_fraction(min(max(share, 0.05), 1.0), device)
 
 
 def this_machine(device: str, reserve_vram_gb: float, *, now: bool = False, speeds: Speeds | None = None) -> Machine:

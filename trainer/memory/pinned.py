@@ -31,14 +31,19 @@ SLOTS = 4
 """Slots in each direction."""
 
 
-def cuda_register(address: int, size: int) -> bool:
-    """Pin ``size`` bytes at ``address``; False if the system refuses."""
-    return int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0
+def cuda_register(device: torch.device, address: int, size: int) -> bool:
+    """Pin ``size`` bytes at ``address`` for ``device``; False if the system refuses."""
+    with torch.cuda.device(device):  # a new thread is on the first GPU, and would open a context there
+        return int(_runtime().cudaHostRegister(address, size, 0)) == 0
 
 
 def cuda_unregister(address: int) -> None:
     """Undo ``cuda_register``."""
-    torch.cuda.cudart().cudaHostUnregister(address)
+    _runtime().cudaHostUnregister(address)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()
 
 
 class PinnedMemory:
@@ -51,7 +56,7 @@ class PinnedMemory:
         self,
         limit: int | None = None,
         *,
-        register: Callable[[int, int], bool] = cuda_register,
+        register: Callable[[int, int], bool],
         unregister: Callable[[int], None] = cuda_unregister,
         threads: int = THREADS,
     ):
@@ -66,7 +71,8 @@ class PinnedMemory:
         self._coming: list[Future[None]] = []
         self._held: dict[int, Tensor] = {}
         """What is pinned, by address: kept until it is unpinned."""
-        self._finalizer = weakref.finalize(self, _release, self._held, unregister, self._pool)
+        # Not at the end of the process: the system takes it back then anyway, and faster.
+        weakref.finalize(self, _release, self._held, unregister, self._pool).atexit = False
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor of zeros with pages of its own."""

@@ -277,4 +277,5 @@ def to_dict(plan: Plan) -> dict[str, Any]:
 def from_dict(data: dict[str, Any]) -> Plan:
     """The plan that ``to_dict`` was given. ``TypeError`` if another version's fields are needed."""
     known = {f.name for f in dataclasses.fields(Plan)}
-    return Plan(**{k: tuple(v) if k == "reasons" else v for k, v in data.items() if k in known})
+    values: dict[str, Any] = {k: tuple(v) if k == "reasons" else v for k, v in data.items() if k in known}
+    return Plan(**values)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .streams import Buffer, Streams
+from .streams import COMPUTE, Buffer, Streams
 
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 """Name, dtype and shape of each tensor of a buffer."""
@@ -19,9 +19,12 @@ def layout(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Layout
 
 
 class Pool:
-    """Buffers of one place. A buffer keeps what it held, and the events of those who still use it."""
+    """Buffers of one place: a device's memory, or (None) the host's.
 
-    def __init__(self, streams: Streams, device: torch.device):
+    A buffer keeps what it held, and the events of those who still use it.
+    """
+
+    def __init__(self, streams: Streams, device: torch.device | None = None):
         self.streams, self.device = streams, device
         self._spare: dict[Layout, list[Buffer]] = defaultdict(list)
 
@@ -32,15 +35,22 @@ class Pool:
         return self.make(shape)
 
     def make(self, shape: Layout) -> Buffer:
-        """A new buffer of zeros."""
-        if self.device.type == "cpu":
+        """A new buffer: zeros on the host, anything on a device."""
+        if self.device is None:
             return Buffer({name: self.streams.host_zeros(size, dtype) for name, dtype, size in shape})
-        tensors = {name: torch.zeros(size, dtype=dtype, device=self.device) for name, dtype, size in shape}
-        return Buffer(tensors)
+        buffer = Buffer({name: torch.empty(size, dtype=dtype, device=self.device) for name, dtype, size in shape})
+        with self.streams.use(COMPUTE, writes=[buffer]):
+            pass  # the allocator may hand out memory that work of the compute stream still uses
+        return buffer
 
     def give(self, shape: Layout, buffer: Buffer) -> None:
         """Give a buffer back. Work that still uses it is waited for by whoever writes it next."""
         self._spare[shape].append(buffer)
+
+    def forget(self, shape: Layout) -> None:
+        """Let go of the spare ones of a layout."""
+        for buffer in self._spare.pop(shape, ()):
+            self.streams.release(buffer)
 
     def free(self) -> None:
         """Let go of the spare ones."""

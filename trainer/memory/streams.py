@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .pinned import Landed, PinnedMemory, Staging
+from .pinned import Landed, PinnedMemory, Staging, cuda_register
 
 UP, COMPUTE, DOWN = "up", "compute", "down"
 Event = Any
@@ -99,8 +99,9 @@ class CudaStreams(Streams):
     def __init__(self, device: torch.device, pinnable: int | None = None):
         self.device = device
         self._side = {UP: torch.cuda.Stream(device), DOWN: torch.cuda.Stream(device)}
-        self._memory = PinnedMemory(pinnable)
-        self._slots = PinnedMemory()
+        register = partial(cuda_register, device)
+        self._memory = PinnedMemory(pinnable, register=register)
+        self._slots = PinnedMemory(register=register)
         self._staging = {name: self._stage(name) for name in self._side}
         self._written: list[Landed] = []
         """Copies by the host that the next one must wait for, since they write what it reads."""

@@ -248,6 +248,7 @@ def _pin(part: Tensor) -> None:
 
     What is there is registered, since torch's own pinned allocations take up to twice the memory.
     """
-    runtime, start = torch.cuda.cudart(), part.data_ptr()
+    runtime: Any = torch.cuda.cudart()
+    start = part.data_ptr()
     if part.nbytes and int(runtime.cudaHostRegister(start, part.nbytes, 0)) == 0:
         weakref.finalize(part, runtime.cudaHostUnregister, start)

@@ -125,7 +125,7 @@ class EventLog:
         self.patient = False
         """Whether an event that cannot be written (the disk is full) waits for the next one instead of raising: set by
         the worker, whose training is worth more than its diary."""
-        self._waiting: list[bytes] = []
+        self._waiting: list[dict[str, Any]] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -136,31 +136,40 @@ class EventLog:
     def append(self, kind: str, *, durable: bool = False, **fields: Any) -> dict[str, Any]:
         """Add one event and return it. ``durable``: on the disk before this returns, should the power fail.
 
-        Numbers that JSON has no word for (NaN, infinity) become None.
+        Numbers that JSON has no word for (NaN, infinity) become None. An event that has to wait counts in the history
+        at once, but has no number (0) and is not among ``events`` until it is written: another process may take the
+        number that it would have had.
         """
         with self.changed, open(self.path, "a+b", buffering=0) as file, exclusive(file, 10.0) as got:
             if not got:
                 raise OSError(f"{self.path} is held by another process")
             self._catch_up(file)
             file.truncate(self._offset)
-            event = {"n": self._history.last + 1, "t": round(time.time(), 3), "type": kind, **_clean(fields)}
-            line = json.dumps(event, allow_nan=False).encode() + b"\n"
-            data = b"".join((*self._waiting, line))
+            event = {"n": 0, "t": round(time.time(), 3), "type": kind, **_clean(fields)}
+            due = [*self._waiting, event]
+            numbered = [{**e, "n": n} for n, e in enumerate(due, self._history.last + 1)]
+            data = b"".join(json.dumps(e, allow_nan=False).encode() + b"\n" for e in numbered)
             try:
                 rest = memoryview(data)
                 while rest:
                     rest = rest[file.write(rest) :]
                 if durable:
                     os.fsync(file.fileno())
-                self._offset += len(data)
-                self._waiting.clear()
             except OSError as error:
                 file.truncate(self._offset)
                 if not self.patient:
                     raise
                 log.warning("%s cannot be written (%s): its events wait in memory", self.path.name, error.strerror)
-                self._waiting.append(line)
-            self._take(event)
+                self._waiting.append(event)
+                self._history.apply(event)
+            else:
+                self._offset += len(data)
+                self._waiting.clear()
+                for known, with_number in zip(due, numbered, strict=True):
+                    known["n"] = with_number["n"]
+                self._history.last = event["n"]
+                self._events += due
+                self._history.apply(event)
             self.changed.notify_all()
             return event
 

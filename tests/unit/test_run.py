@@ -122,20 +122,20 @@ def test_a_creation_cut_short_at_any_file_leaves_no_run_or_a_whole_one(folder, m
     class Cut(BaseException):
         pass
 
-    count = 0
+    left = 0
+
+    def counted(real):
+        def write(*args, **options):
+            nonlocal left
+            if left == 0:
+                raise Cut
+            left -= 1
+            return real(*args, **options)
+
+        return write
+
     for last in range(10):
-        count = 0
-
-        def counted(real):
-            def write(*args, **options):
-                nonlocal count
-                if count == last:
-                    raise Cut
-                count += 1
-                return real(*args, **options)
-
-            return write
-
+        left = last
         with monkeypatch.context() as patch:
             patch.setattr("trainer.files.write_json", counted(files.write_json))
             patch.setattr("trainer.events.EventLog.append", counted(events.EventLog.append))
@@ -269,6 +269,34 @@ print("went on")
     assert process.communicate()[0].split("\n")[:2] == ["raised", "went on"]
     assert [s for s, _ in run.losses()] == [1, 2, 3]
     assert [e["n"] for e in run.events()] == [1, 2, 3, 4]
+
+
+def test_events_that_waited_for_room_share_no_number_with_those_of_others(run):
+    code = """
+import os, resource, sys
+from trainer.run import RunDirectory
+run = RunDirectory(sys.argv[1])
+run.log.patient = True
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(run.path / "events.jsonl") + 20, limit[1]))
+for step in (1, 2):
+    run.append("step", step=step, loss=1.0, lr=1.0, seconds=1.0)
+print("waiting", flush=True)
+sys.stdin.readline()
+assert [e["type"] for e in run.events(1)] == ["sample"] and run.status()["step"] == 2
+resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+assert run.append("step", step=3, loss=1.0, lr=1.0, seconds=1.0)["n"] == 5
+assert run.events() == RunDirectory(sys.argv[1]).events()
+assert [s for s, _ in run.losses()] == [1, 2, 3] and run.status()["last_event"] == 5
+print("went on")
+"""
+    pytest.importorskip("resource")
+    process = python(code, run.path, stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "waiting\n"
+    run.append("sample", file="x.png")
+    assert process.communicate("\n")[0] == "went on\n"
+    assert [(e["n"], e["type"]) for e in run.events()] == [
+        (1, "state"), (2, "sample"), (3, "step"), (4, "step"), (5, "step")]
 
 
 # -- state and history

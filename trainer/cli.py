@@ -15,16 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from .launch import EXIT_LOCKED, LOG_FORMAT
+from .launch import EXIT_LOCKED, EXIT_USER_ERROR, LOG_FORMAT
 from .progress import duration
 from .run import RunDirectory, RunLocked, find_runs
-
-USER_ERROR = 2
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(USER_ERROR, f"{self.prog}: {message} (--help tells more)\n")
+        self.exit(EXIT_USER_ERROR, f"{self.prog}: {message} (--help tells more)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.command(args)
     except (ValueError, WorkerClosing, WorkerDied, WorkerError) as error:
         sys.stderr.write(" ".join(str(error).split()) + "\n")
-        return USER_ERROR
+        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return 130
 

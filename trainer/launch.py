@@ -19,8 +19,9 @@ STARTED = "worker started"
 """First line of each worker in ``worker.log``: its last words are looked for after the last one."""
 ENDED = "worker ended"
 """Last line of a worker that ended in good order, its state written."""
-EXIT_FAILED, EXIT_LOCKED = 1, 3
-"""How a worker says that the run failed, or that another had it open."""
+EXIT_FAILED, EXIT_USER_ERROR, EXIT_LOCKED = 1, 2, 3
+"""How a worker says that the run failed, that it could not begin (its last line says why), or that another had it
+open."""
 _PACK = Path(__file__).resolve().parent.parent
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """ComfyUI sets these for itself; its allocator must not be the worker's."""
@@ -70,6 +71,10 @@ def start(run: RunDirectory, idle_exit: float | None = None) -> Child:
         command += ["--idle-exit", str(idle_exit)]
     environment = {k: v for k, v in os.environ.items() if k not in _ALLOCATOR}
     environment["PYTHONUTF8"] = "1"
+    # Threads that spin while they wait for work take the cores from those that have some.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if sys.flags.no_user_site:  # a portable Python: packages in the user's folder are another's
+        environment["PYTHONNOUSERSITE"] = "1"
     apart: dict[str, Any] = {"start_new_session": True}
     if sys.platform == "win32":
         apart = {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
@@ -123,7 +128,10 @@ def _newest(path: Path) -> list[str]:
 def obituary(run: RunDirectory, code: int | None) -> str:
     """One line: which worker died, of what, and where the run goes on from. ``code``: how it exited, if known."""
     status, words = run.status(), last_words(run.log_file)
-    if words:
+    said = [line for line in _newest(run.log_file) if line.strip()]
+    if code == EXIT_USER_ERROR and said:
+        cause = f"could not begin: {said[-1]}"
+    elif words:
         cause = f"died: {words}"
     elif status["state"] == "failed" and status["error"]:
         cause = f"gave up: {status['error']}"

@@ -533,6 +533,32 @@ def test_a_run_whose_model_is_gone_says_so_and_lets_go(tiny, launched):
     assert (status["step"], status["error"]) == (1, None)
 
 
+def test_why_a_worker_could_not_begin_is_in_the_error(tiny, launched, monkeypatch):
+    run = make(tiny)
+    monkeypatch.setenv(launch.IDLE_MINUTES, "never")
+    with pytest.raises(WorkerDied, match=r"could not begin: FLUX_FFT_IDLE_MINUTES is 'never': give a number") as caught:
+        launched(run)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+@pytest.mark.parametrize("flags", [[], ["-s"]])
+def test_the_environment_of_a_worker(tiny, tmp_path, given, policy, flags):
+    run = make(tiny)
+    code = ("import subprocess, sys\nfrom trainer import launch\nfrom trainer.run import RunDirectory\n"
+            "real, seen = subprocess.Popen, {}\n"
+            "idle = [sys.executable, '-c', '']\n"
+            "subprocess.Popen = lambda command, **options: seen.update(options['env']) or real(idle)\n"
+            "launch.start(RunDirectory(sys.argv[1])).wait(10)\n"
+            "print(seen['OMP_WAIT_POLICY'], seen.get('PYTHONNOUSERSITE'))")
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "PYTHONNOUSERSITE")}
+    if given:
+        environment["OMP_WAIT_POLICY"] = given
+    done = subprocess.run([sys.executable, *flags, "-c", code, run.path], cwd=MAIN.parents[1], env=environment,
+                          capture_output=True, text=True)
+    assert done.stdout == f"{policy} {'1' if flags else None}\n", done.stderr
+
+
 @pytest.mark.parametrize(("lines", "words"), [
     ("", ""),
     ("2026-01-01 00:00:00,000 INFO x: {start}\nTraceback (most recent call last):\n  File\nfoo.Bar: no\nmore\n",

@@ -110,22 +110,22 @@ class Method:
     name: str
     lr: float
     """Where its grid begins."""
-    make: Callable[[dict[str, Tensor], int], Step]
+    make: Callable[[dict[str, nn.Parameter], int], Step]
     base: torch.dtype = torch.bfloat16
 
     def parameters(self, weights: dict[str, Tensor]) -> dict[str, nn.Parameter]:
         return {name: nn.Parameter(w.to(trainable_dtype(name, self.base), copy=True)) for name, w in weights.items()}
 
 
-def _ours(make: Any, **settings: Any) -> Callable[[dict[str, Tensor], int], Step]:
+def _ours(make: Any, **settings: Any) -> Callable[[dict[str, nn.Parameter], int], Step]:
     return lambda params, seed: _stepper(make(params.values(), seed=seed, **settings))
 
 
-def _adamw(params: dict[str, Tensor], seed: int) -> Step:
+def _adamw(params: dict[str, nn.Parameter], seed: int) -> Step:
     return _stepper(torch.optim.AdamW(params.values(), weight_decay=0.0))
 
 
-def _adafactor(params: dict[str, Tensor], seed: int) -> Step:
+def _adafactor(params: dict[str, nn.Parameter], seed: int) -> Step:
     from pytorch_optimizer import AdaFactor
 
     shadows = {name: p.detach().float() for name, p in params.items()}

@@ -70,7 +70,7 @@ def test_copies_that_fit_behind_the_arithmetic_cost_nothing():
 
 
 def test_slow_copies_set_the_pace():
-    """4 swapped blocks and 2 slots: of 8 visits 4 find their weights there; 4 copies of 10 s and next to no arithmetic."""
+    """4 swapped blocks, 2 slots: of 8 visits 4 find their weights there; 4 copies of 10 s and next to no arithmetic."""
     pace = simulate(small(int(10e9), 0, 4, 1e9, 1e9), Speeds(tflops=1, h2d=1, d2h=100))
     assert pace.seconds == pytest.approx(40.0, rel=0.02) and pace.waits_for == "up"
 

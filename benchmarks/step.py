@@ -140,7 +140,7 @@ def watching(base: type[Streams]) -> Any:
             if stream != COMPUTE or event is None or not self.staged:
                 super().wait(stream, event)
                 return
-            current = torch.cuda.current_stream()
+            current = torch.cuda.current_stream(self.device)
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             before.record(current)
             super().wait(stream, event)
@@ -333,10 +333,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         setup = time.perf_counter() - started
         if args.vram_cap and on_gpu:
             torch.cuda.set_per_process_memory_fraction(min(args.vram_cap * GIB / total, 1.0), limits.device)
+        if on_gpu:
+            trainer.warm_up()  # the updates are compiled here
         steps = run_steps(trainer, args.steps)
+        trainer.park()
         speeds = copy_speeds(device) if on_gpu else {}
         if args.vram_cap and on_gpu:
-            trainer.park()
             torch.cuda.set_per_process_memory_fraction(1.0, limits.device)
         roomy = not on_gpu or torch.cuda.mem_get_info(device)[0] > _all_resident(trainer)
         for _ in range(2):  # the first one warms up

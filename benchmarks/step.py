@@ -127,6 +127,8 @@ def watching(base: type[Streams]) -> Any:
     """``base``, counting what it copies and the time for which the compute stream waits."""
 
     class Watching(base):  # type: ignore[misc,valid-type]
+        device: torch.device
+
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.bytes = {UP: 0, DOWN: 0}

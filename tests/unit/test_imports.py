@@ -12,7 +12,7 @@ TRAINER = sorted(p.relative_to(ROOT) for p in (ROOT / "trainer").rglob("*.py"))
 NODES = sorted(p.relative_to(ROOT) for p in (ROOT / "nodes").rglob("*.py"))
 ENGINE_PARTS = ("flow", "optim", "memory", "flux")
 """Parts that know nothing of runs or processes."""
-FOR_NODES = {"client", "config", "data", "demo", "memory.plan", "flux.variants", "plot", "protocol"}
+FOR_NODES = {"client", "config", "data", "demo", "demo_data", "memory.plan", "flux.variants", "plot", "protocol"}
 FOR_NODES |= {"run", "events", "compare"}  # reading the run directory
 FOR_NODES |= {"files", "header"}  # writing and reading small files
 """What the nodes may use of the trainer."""

@@ -6,14 +6,17 @@
 ==============  ==========================================================================================
 ``state``       ``state``; ``target`` and ``error`` where they belong to it
 ``target``      ``target``: a run in training was given another one
-``step``        ``step``, ``loss``, ``lr``, ``seconds``: one update was made
+``step``        ``step``, ``loss``, ``lr``, ``seconds``: one update was made. ``not_finite``: stages whose gradients
+                were none, and that were left as they were; ``partial``: ``[n, m]``, it was cut short when n of m
+                stages were updated
 ``eval``        ``step``, ``loss``: the loss over the whole set at fixed noise and timesteps
 ``saved``       ``step``, ``seconds``: a save point is whole; ``save_failed``: ``step``, ``error``
 ``resumed``     ``step``: the weights are those of this step; later records are of a lost past
 ``rolled_back`` ``step``: the same, by the user's will
 ``planned``     ``plan``: where things live, from now on; ``key``: of the settings and machine that it is for
 ``out_of_memory``  ``step``, ``plan``, ``key``: the GPU's memory ran out, and a tighter plan is in use from now on.
-                ``updated`` of ``stages`` stages had been updated; if any, that step counts as done
+                ``updated`` of ``stages`` stages had been updated; if any, that step counts as done, and its
+                ``step`` follows
 ``exported``    ``step``, ``file``, ``dtype``;  ``config``: ``changed`` settings;  ``sample``: a picture was kept
 ==============  ==========================================================================================
 """
@@ -84,8 +87,6 @@ class History:
             self.steps.append(event)
         elif kind == "eval":
             self.evals.append(event)
-        elif kind == "out_of_memory":
-            self.step = event["step"]
         elif kind in ("resumed", "rolled_back"):
             self.step = event["step"]
             self.steps = [e for e in self.steps if e["step"] <= self.step]

@@ -43,7 +43,8 @@ class StepReport:
     """What one update did.
 
     ``seconds`` is wall time; ``timesteps`` the noise level of each sample; ``not_finite`` names the stages whose
-    gradients were not all finite: what they hold of that dtype was left as it was.
+    gradients were not all finite: what they hold of that dtype was left as it was. ``partial``: the step was cut short
+    when so many stages, of so many, had been updated.
     """
 
     step: int
@@ -53,6 +54,7 @@ class StepReport:
     samples: tuple[int, ...]
     timesteps: tuple[float, ...]
     not_finite: tuple[str, ...] = ()
+    partial: tuple[int, int] | None = None
 
 
 class Trainer:
@@ -102,6 +104,7 @@ class Trainer:
         self.updated: list[str] = []
         """Stages that the step under way has updated. Not empty between steps only if one was cut short: these stages
         are then a step ahead of the others (each is whole), and nothing may be saved."""
+        self._begun = (0.0, StepReport(step=0, loss=math.nan, lr=0.0, seconds=0.0, samples=(), timesteps=()))
 
     def train_step(self) -> StepReport:
         """One update of all weights. Raises ``NonFiniteLoss`` before any weight has changed."""
@@ -112,42 +115,50 @@ class Trainer:
         levels = [flow.timestep(recipe, self.data.shapes[i], *c) for i, c in zip(samples, counters, strict=True)]
         micros = self._micro_batches(samples, levels, counters)
 
-        loss = self._walk(micros, lr=lr, step=step, check=lambda: self._finite_loss(micros, samples, levels, step))
+        def check() -> None:
+            loss = self._finite_loss(micros, samples, levels, step)
+            report = StepReport(step=step, loss=loss, lr=lr, seconds=0.0, samples=(*samples,), timesteps=(*levels,))
+            self._begun = started, report
 
+        self._walk(micros, lr=lr, step=step, check=check)
+
+        report = self._report()
         self.step, self.updated = step, []
-        bad = [stage.name for stage in self.stages if not all(bool(group.finite) for group in stage.arena.groups)]
-        return StepReport(
-            step=step,
-            loss=loss,
-            lr=lr,
-            seconds=time.perf_counter() - started,
-            samples=tuple(samples),
-            timesteps=tuple(levels),
-            not_finite=tuple(bad),
-        )
+        return report
+
+    def cut_short(self) -> StepReport | None:
+        """What the step that an error cut short has done; None where that is nothing."""
+        return replace(self._report(), partial=(len(self.updated), len(self.stages))) if self.updated else None
+
+    def _report(self) -> StepReport:
+        """Of the step under way, as far as its updates have come."""
+        started, report = self._begun
+        updated = [(s.name, g.finite) for s in self.stages if s.name in self.updated for g in s.arena.groups]
+        flags = [flag for _, flag in updated if flag is not None]
+        fine = torch.stack(flags).tolist()  # one wait for the device, not one a group
+        bad = dict.fromkeys(name for (name, _), ok in zip(updated, fine, strict=True) if not ok)
+        return replace(report, seconds=time.perf_counter() - started, not_finite=tuple(bad))
 
     def _walk(
-        self, micros: list[MicroBatch], *, lr: float, step: int, check: Callable[[], float], keep: bool = True
-    ) -> float:
-        """Out along the stages, and back with an update of each; ``check`` is asked before the first and answered."""
+        self, micros: list[MicroBatch], *, lr: float, step: int, check: Callable[[], object], keep: bool = True
+    ) -> None:
+        """Out along the stages, and back with an update of each; ``check`` is called before the first and may raise."""
         *body, head = self.stages
         back = [head, *reversed(body)]
         arenas = [stage.arena for stage in back]
         self.keeper.clear()
         self.conveyor.begin([*(stage.arena for stage in body), *arenas], updates=arenas)
         walk_out(self.conveyor, body, micros, self.keeper)
-        loss = math.nan
         for stage in back:
             with self.conveyor.visit(stage.arena):
                 for m in reversed(micros):
                     with self._inputs(stage, m) as inputs:
                         walk_back(stage, m, inputs, add=m is not micros[-1])
             if stage is head:
-                loss = check()
+                check()
             stage.arena.update(lr=lr, step=step, keep=keep)
             if keep:
                 self.updated.append(stage.name)
-        return loss
 
     def warm_up(self) -> None:
         """A step on the largest pictures whose updates are thrown away: it takes as much memory as any step will.

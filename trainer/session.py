@@ -111,19 +111,29 @@ class Session:
         """One update, and a save point if one is due. Returns the step reached."""
         trainer = self._engine("training")
         report = self._within_memory(trainer)
-        if report is None:
-            return trainer.step
-        self.event("step", step=report.step, loss=report.loss, lr=report.lr, seconds=report.seconds)
+        told = {"not_finite": report.not_finite, "partial": report.partial}
+        self.event("step", step=report.step, loss=report.loss, lr=report.lr, seconds=report.seconds,
+                   **{name: value for name, value in told.items() if value})
         self._unsaved_seconds += report.seconds
         recipe = trainer.config.recipe
         every = recipe.save_every_steps if self._save_every is None else self._save_every
         due = bool(every) and report.step % every == 0
         if due or 0 < 60 * recipe.save_every_minutes <= self._unsaved_seconds:
             self.try_save()
+        if report.not_finite:
+            raise ValueError(self._not_finite(trainer, report))
         return report.step
 
-    def _within_memory(self, trainer: Trainer) -> StepReport | None:
-        """One update, whatever the GPU's memory allows; None if it ran out when some weights had changed already.
+    @staticmethod
+    def _not_finite(trainer: Trainer, report: StepReport) -> str:
+        stages, pictures = (", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+                            for names in (report.not_finite, trainer.data.names(report.samples)))
+        return (f"the gradients of step {report.step} are too large or not numbers in {stages} (pictures: {pictures});"
+                " the weights there were left as they were. Lower the learning rate, or take those pictures out of the"
+                " dataset, then train on")
+
+    def _within_memory(self, trainer: Trainer) -> StepReport:
+        """One update, whatever the GPU's memory allows; a partial one if it ran out when some weights had changed.
 
         The first step is tried out with its updates thrown away: if the memory runs out, it does so there, and nothing
         is lost. ``ValueError`` if the run does not fit however little is on the GPU at once.
@@ -131,7 +141,6 @@ class Session:
         import torch
 
         while True:
-            before = trainer.step
             try:
                 if not self._tried:
                     trainer.warm_up()
@@ -140,7 +149,8 @@ class Session:
             except torch.cuda.OutOfMemoryError as error:
                 what = str(error).partition("\n")[0]
             # Out here nothing holds the failed step's tensors any more.
-            updated, stages = len(trainer.updated), len(trainer.stages)
+            cut, stages = trainer.cut_short(), len(trainer.stages)
+            updated = cut.partial[0] if cut is not None and cut.partial else 0
             if not trainer.tighten():
                 raise ValueError(f"the GPU's memory is too small for a step ({what}): lower resolution or batch_size,"
                                  " or close other programs that use the GPU")
@@ -150,8 +160,8 @@ class Session:
                         updated, stages, what, plan.blocks_to_swap, "too" if plan.activation_offload else "not")
             self.event("out_of_memory", durable=True, step=trainer.step, updated=updated, stages=stages,
                        plan=planning.to_dict(plan), key=self._plan_key())
-            if trainer.step > before:
-                return None
+            if cut is not None:
+                return cut
 
     def evaluate(self) -> dict[str, Any]:
         """The loss at fixed noise and timesteps, and the step it is of."""

@@ -158,7 +158,13 @@ def test_running_out_in_the_middle_is_told_and_training_goes_on_with_the_next_ba
     changed = {name.rsplit(".", 3)[0] for name in after if not torch.equal(after[name], before[name])}
     assert {name.partition(".float32")[0] for name in changed} == {"final_layer", "single_blocks.3"}
     assert one.run.status()["step"] == 2
-    assert one.step() == 3 and one.run.status()["step"] == 3 and [s for s, _ in one.run.losses()] == [1, 3]
+    (cut,) = [e for e in told if e["type"] == "step" and "partial" in e]
+    assert (cut["step"], cut["partial"]) == (2, [2, 8]) and cut["seconds"] > 0
+    assert one.run.events()[-1]["type"] == "step" and one.run.losses()[-1] == (2, cut["loss"])
+    whole, folder, manifest = tiny(name="whole", params=DEEP)
+    other = Trainer(whole, folder, dataset=manifest)
+    assert [r.loss for r in (other.train_step(), other.train_step())] == [loss for _, loss in one.run.losses()]
+    assert one.step() == 3 and one.run.status()["step"] == 3 and [s for s, _ in one.run.losses()] == [1, 2, 3]
     assert one.save() == 3
 
 

@@ -79,7 +79,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise Truncated(f"{path} is cut short within its header: download or copy it again")
     try:
         table = json.loads(raw.decode("utf-8"))
-        metadata = table.pop("__metadata__", None) or {}
+        metadata = {str(k): str(v) for k, v in (table.pop("__metadata__", None) or {}).items()}
         tensors = {name: _tensor(entry, 8 + length) for name, entry in table.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotSafetensors(f"{path} is not a safetensors file: its header cannot be read ({error})") from error
@@ -90,7 +90,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     end = max((t.stop for t in tensors.values()), default=8 + length)
     if end > size:
         raise Truncated(f"{path} is cut short: {size:,} of {end:,} bytes are there; download or copy it again")
-    return Header(tensors, {str(k): str(v) for k, v in metadata.items()}, 8 + length, size)
+    return Header(tensors, metadata, 8 + length, size)
 
 
 def _tensor(entry: dict, base: int) -> TensorInfo:

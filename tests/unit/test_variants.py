@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trainer.flux.model import TINY, FluxParams, build_meta, flux_params, init_weights_
@@ -295,6 +295,7 @@ TENSOR = st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets"]), VA
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(SOME, VALUES | TENSOR, min_size=1), st.booleans())
+@example({"__metadata__": 1}, True)
 def test_no_header_raises(tmp_path: Path, changes: dict, whole: bool) -> None:
     """Random headers, and the header of a good file with some entries replaced."""
     path = fake(tmp_path / "a.safetensors", flux(SIZES))

@@ -25,7 +25,7 @@ from .memory.machine import cap_vram, pinnable_ram, this_machine
 from .memory.plan import Plan, resolve, tighter
 from .memory.streams import Streams, streams_for
 from .optim.base import spec_from_config
-from .walk import MicroBatch, Stage, build_stages, predict_head, walk_back, walk_out
+from .walk import MicroBatch, Stage, build_stages, predict_head, run_head, walk_back, walk_out
 from .weights import Entry
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,8 @@ class Trainer:
         info: FileInfo | None = None,
         fill: Callable[[Sequence[Stage]], None] | None = None,
     ):
-        self.config, self.rollbacks = config, rollbacks
+        self.config, self.rollbacks, self._run_dir = config, rollbacks, run_dir
+        self.stages: list[Stage] = []
         self.data = dataset if isinstance(dataset, Dataset) else Dataset(dataset, run_dir)
         self.info = info or require_flux(config.model.flux)
         self.plan = plan or self._resolve()
@@ -94,7 +95,7 @@ class Trainer:
         log.info("updates: %s", f"eager, {why_eager}" if why_eager else "compiled")
         spec = replace(spec_from_config(config.optimizer, config.recipe.training_seed), compile=not why_eager)
         swapped = self.plan.blocks_to_swap
-        self.stages: list[Stage] = build_stages(self.model, config.recipe, spec, self.conveyor, swapped)
+        self.stages = build_stages(self.model, config.recipe, spec, self.conveyor, swapped)
         if fill is not None:
             fill(self.stages)
         else:
@@ -203,18 +204,51 @@ class Trainer:
         plan = tighter(self.plan, self._resolve)
         if plan is None:
             return False
+        self._settle(plan)
+        if self.updated:
+            self.step, self.updated = self.step + 1, []
+        return True
+
+    def _settle(self, plan: Plan) -> None:
+        """Have things live where ``plan`` says; all is at home."""
         self.plan = plan
         self.keeper = Keeper(self.conveyor, offload=plan.activation_offload)
         for i, stage in enumerate(self.stages[1:-1]):
             stage.arena.settle(resident=i >= plan.blocks_to_swap)
-        if self.updated:
-            self.step, self.updated = self.step + 1, []
+
+    def reconfigure(self, config: RunConfig, dataset: dict[str, Any], plan: Plan | None = None) -> bool:
+        """Go on under other settings or on other data, between two steps, as if loaded anew with them.
+
+        False, and nothing has changed, where that needs another engine: for another model, other states or weights,
+        another place in memory. ``plan`` as in the constructor; None: the present one where batches stay as they are.
+        """
+        assert not self.torn
+        old, new = self.config, config
+
+        def kept(c: RunConfig) -> tuple[Any, ...]:
+            o = c.optimizer
+            return c.model.flux, o.kind, o.state_format, o.weight_precision, c.memory
+
+        if kept(old) != kept(new):
+            return False
+        data = Dataset(dataset, self._run_dir)
+        spec = spec_from_config(new.optimizer, new.recipe.training_seed)
+        self.park()
+        same = old.recipe.batch_size == new.recipe.batch_size and set(self.data.shapes) == set(data.shapes)
+        self.config, self.data = new, data
+        self._settle(plan or (self.plan if same else self._resolve()))
+        self.stages[-1].run = run_head(self.model, new.recipe)
+        for stage in self.stages:
+            for group in stage.arena.groups:
+                group.spec = replace(spec, state_format=group.spec.state_format, compile=group.spec.compile)
         return True
 
     def _resolve(self, **memory: Any) -> Plan:
         """The plan for this run, with some of its memory settings changed, on the device as it is now."""
         config = replace(self.config, memory=replace(self.config.memory, **memory))
         found = this_machine(config.memory.device, config.memory.reserve_vram_gb, now=True)
+        if self.stages:  # what is free of the RAM is no matter to an engine that has its own
+            found = replace(found, ram_now=None)
         return resolve(config, self.info, self.data.shapes, found)
 
     @torch.no_grad()

@@ -64,8 +64,7 @@ class Session:
         described = (self.run.config, self.run.dataset)
         plan = self._recorded_plan()
         trainer = Trainer(described[0], self.run.path, dataset=described[1], rollbacks=self.run.rollbacks, plan=plan)
-        if plan is None:
-            self.event("planned", plan=planning.to_dict(trainer.plan), key=self._plan_key())
+        self._note_plan(trainer, plan)
         point = self.run.latest_save_point()
         if point is not None:
             trainer.load(point.path)
@@ -95,13 +94,32 @@ class Session:
         except TypeError:  # an older version's
             return None
 
+    def _note_plan(self, trainer: Trainer, recorded: planning.Plan | None) -> None:
+        if recorded is None:
+            self.event("planned", plan=planning.to_dict(trainer.plan), key=self._plan_key())
+
     @property
     def described_anew(self) -> bool:
         """Whether settings or data were changed on disk since the engine was made from them (Start does so)."""
         return self._described != (self.run.config, self.run.dataset)
 
+    def take_description(self) -> bool:
+        """Have the engine go on under the settings and data on disk. False where that needs another engine."""
+        trainer = self.trainer
+        assert trainer is not None, "the run is not loaded"
+        described = (self.run.config, self.run.dataset)
+        plan = self._recorded_plan()
+        if not trainer.reconfigure(*described, plan):
+            return False
+        self._note_plan(trainer, plan)
+        self._described = described
+        self._tried = trainer.device.type == "cpu"
+        return True
+
     def drop(self) -> None:
-        """Let go of the engine and its memory."""
+        """Let go of the engine and its memory, all of it: another one may need as much."""
+        if self.trainer is not None:
+            self.trainer.park()
         self.trainer = None
         gc.collect()  # its parts know each other
 

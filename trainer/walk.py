@@ -91,12 +91,6 @@ def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, conveyor: 
 
         return run
 
-    def head(h: Hidden, m: MicroBatch) -> Hidden:
-        velocity = predict_head(model, h, m)
-        assert m.target is not None
-        m.losses = sample_losses(velocity, m.target, recipe)
-        return (m.losses.sum() * m.share,)
-
     embedding = Arena(
         [(n, p) for n, p in named.items() if not n.startswith(("double_", "single_", "final_"))],
         spec,
@@ -111,9 +105,21 @@ def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, conveyor: 
     names += [f"single_blocks.{i}." for i in range(len(model.single_blocks))]
     for i, (name, run) in enumerate(zip(names, runs, strict=True)):
         stages.append(Stage(name.rstrip("."), run, arena(name, resident=i >= min(swapped, blocks))))
-    stages.append(Stage("final_layer", head, arena("final_layer.")))
+    stages.append(Stage("final_layer", run_head(model, recipe), arena("final_layer.")))
     assert seen == len(named), "every parameter belongs to exactly one stage"
     return stages
+
+
+def run_head(model: Flux, recipe: RecipeConfig) -> Callable[[Hidden, MicroBatch], Hidden]:
+    """The last stage: from the output of the last block to the recipe's loss."""
+
+    def head(h: Hidden, m: MicroBatch) -> Hidden:
+        velocity = predict_head(model, h, m)
+        assert m.target is not None
+        m.losses = sample_losses(velocity, m.target, recipe)
+        return (m.losses.sum() * m.share,)
+
+    return head
 
 
 def predict_head(model: Flux, hidden: Hidden, m: MicroBatch) -> Tensor:

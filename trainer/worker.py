@@ -287,7 +287,7 @@ class Worker:
             self._training_failed(error)
 
     def _take_new_settings(self) -> None:
-        if self._session.described_anew:
+        if self._session.described_anew and not self._session.take_description():
             log.info("the run's settings have changed: it is loaded again")
             self._session.save()
             self._session.drop()

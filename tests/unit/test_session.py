@@ -1,9 +1,14 @@
 """A run with its engine: what is noted of a step, and how it takes new settings and old weights."""
 
+import dataclasses
+import gc
+import weakref
+
 import pytest
 import torch
 from workers import make, wait_for_state
 
+from trainer.run import RunDirectory
 from trainer.session import Session
 
 
@@ -58,3 +63,95 @@ def test_the_device_is_waited_for_once_to_ask_for_every_stage(tiny, monkeypatch)
         for group in stage.arena.groups:
             group.finite = torch.ones((), dtype=torch.bool)
     assert one.trainer._report().not_finite == () and len(asked) == 1
+
+
+# -- other settings
+
+
+def change(run: RunDirectory, part: str, **values) -> None:
+    """New settings, and one picture less, where ``part`` is ``dataset``."""
+    config, dataset = run.config, run.dataset
+    if part == "dataset":
+        run.update(config, {**dataset, "samples": dataset["samples"][1:], "fingerprint": "e" * 64})
+    else:
+        run.update(dataclasses.replace(config, **{part: dataclasses.replace(getattr(config, part), **values)}))
+
+
+def tensors(one: Session) -> dict[str, torch.Tensor]:
+    return {
+        f"{stage.name}.{group.label}.{name}": tensor
+        for stage in one.trainer.stages
+        for group in stage.arena.groups
+        for name, tensor in {"weight": group.current, **group.storage}.items()
+    }
+
+
+@pytest.mark.parametrize("part, values", [
+    ("optimizer", {"lr": 1e-4}),
+    ("optimizer", {"betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.5, "cautious": False, "nesterov": False}),
+    ("recipe", {"batch_size": 2, "training_seed": 5}),
+    ("recipe", {"loss": "huber", "lr_schedule": "cosine", "schedule_steps": 9}),
+    ("dataset", {}),
+])
+def test_settings_that_need_no_new_engine_are_taken_in_place_as_by_loading_anew(tiny, part, values):
+    settings = {"optimizer": {"weight_precision": "split"}}
+    told: list[dict] = []
+    here, anew = session(tiny, told, name="here", **settings), session(tiny, name="anew", **settings)
+    for one in (here, anew):
+        one.step(), one.step()
+        change(one.run, part, **values)
+        assert one.described_anew
+    engine = here.trainer
+    assert here.take_description() and here.trainer is engine and not here.described_anew
+    planned = [e for e in told if e["type"] == "planned"]
+    assert len(planned) == 1 + ("batch_size" in values)
+    anew.save()
+    anew.drop()
+    anew.use(anew.load())
+    for one in (here, anew):
+        one.step(), one.step()
+    assert here.run.losses() == anew.run.losses()
+    assert here.run.log.history().steps[-1]["lr"] == anew.run.log.history().steps[-1]["lr"]
+    a, b = tensors(here), tensors(anew)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_an_engine_is_gone_before_the_next_one_is_made(tiny, serve, monkeypatch):
+    """By reference counts alone it would stay until the collector happens to run: its parts hold each other."""
+    run = make(tiny)
+    worker, client = serve(run)
+    client.train(2)
+    wait_for_state(client, "finished")
+    held = [weakref.ref(t) for t in tensors(worker._session).values()]
+    held += [weakref.ref(part) for part in (worker._session.trainer, worker._session.trainer.conveyor)]
+    load, left = Session.load, []
+
+    def loaded(self):
+        left.append(sum(ref() is not None for ref in held))
+        return load(self)
+
+    monkeypatch.setattr(Session, "load", loaded)
+    gc.disable()
+    try:
+        change(run, "memory", blocks_to_swap=1)
+        client.train(3)
+        wait_for_state(client, "finished")
+    finally:
+        gc.enable()
+    assert left == [0] and len(held) > 10
+    change(run, "optimizer", lr=1e-5)
+    client.train(4)
+    assert wait_for_state(client, "finished")["lr"] == 1e-5 and left == [0]
+    assert [s for s, _ in run.losses()] == [1, 2, 3, 4]
+
+
+def test_data_that_cannot_be_used_change_nothing(tiny):
+    one = session(tiny)
+    one.step()
+    run, before = one.run, {name: t.clone() for name, t in tensors(one).items()}
+    run.update(dataclasses.replace(run.config, recipe=dataclasses.replace(run.config.recipe, batch_size=1)),
+               {**run.dataset, "cache": "nowhere"})
+    with pytest.raises(ValueError, match="nowhere"):
+        one.take_description()
+    assert one.described_anew and one.trainer.config.recipe.batch_size == 3
+    assert all(torch.equal(t, before[name]) for name, t in tensors(one).items())

@@ -7,6 +7,7 @@ converted) and ``trainer.json`` with the counters. Everything streams in chunks.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from .flux.variants import FileInfo
 from .memory.arena import CHUNK, Group, Piece
 from .optim.base import load_master_, master
 from .walk import Stage
-from .weights import Entry, TensorFile, dtype_name, write_safetensors
+from .weights import Entry, TensorFile, check_space, dtype_name, read_header, write_safetensors
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 """The precisions of an export."""
@@ -75,6 +76,11 @@ def _layout(stage: Stage) -> str:
     return json.dumps([[p.name, list(p.parameter.shape), p.start] for g in stage.arena.groups for p in g.pieces])
 
 
+def _labels(stage: Stage) -> str:
+    """In which group each parameter of the layout is."""
+    return json.dumps([g.label for g in stage.arena.groups for _ in g.pieces])
+
+
 def _chunks(flat: Tensor) -> Iterator[Tensor]:
     flat = flat.flatten()
     for start in range(0, flat.numel(), CHUNK):
@@ -82,11 +88,20 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
 
 
 def save_state(stages: Sequence[Stage], directory: Path, *, step: int, rollbacks: int) -> None:
-    """Write weights, residuals, moments and counters into ``directory``, which exists."""
+    """Write weights, residuals, moments and counters into ``directory``, which exists.
+
+    Raises ``weights.DiskFull`` before anything is written if there is no room for all of it.
+    """
+    files: list[tuple[Stage, list[Entry]]] = []
     for stage in stages:
         tensors = {k: t for group in stage.arena.groups for k, t in _state_tensors(group).items()}
         entries = [Entry(k, dtype_name(t.dtype), tuple(t.shape), partial(_chunks, t)) for k, t in tensors.items()]
-        write_safetensors(directory / f"{stage.name}.safetensors", entries, {"layout": _layout(stage)})
+        files.append((stage, entries))
+    # The folder has a name for the time being; the one that it lies in is known to the user.
+    check_space(directory.parent, sum(e.nbytes for _, entries in files for e in entries))
+    for stage, entries in files:
+        about = {"layout": _layout(stage), "groups": _labels(stage)}
+        write_safetensors(directory / f"{stage.name}.safetensors", entries, about)
     with open(directory / "trainer.json", "w", encoding="utf-8") as file:
         json.dump({"step": step, "rollbacks": rollbacks, "stages": [s.name for s in stages]}, file)
         file.flush()
@@ -108,6 +123,35 @@ def load_state(stages: Sequence[Stage], directory: Path) -> int:
                 for name, tensor in _state_tensors(group).items():
                     file.read_into_(name, tensor)
     return int(counters["step"])
+
+
+def saved_entries(directory: Path, dtype: str) -> list[Entry]:
+    """``export_entries`` of the state in ``directory``, read from its files chunk by chunk.
+
+    ``ValueError`` for a dtype that is none, and for a state that an older version wrote.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}")
+    entries = []
+    counters = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
+    for stage in counters["stages"]:
+        path = directory / f"{stage}.safetensors"
+        about = read_header(path).metadata
+        if "groups" not in about:
+            raise ValueError(f"save point {directory.name} is of an older version: train the run a step, then export")
+        for (name, shape, start), group in zip(json.loads(about["layout"]), json.loads(about["groups"]), strict=True):
+            chunks = partial(_saved_masters, path, group, start, start + math.prod(shape))
+            entries.append(Entry(name, dtype_name(DTYPES[dtype]), tuple(shape), chunks))
+    return entries
+
+
+def _saved_masters(path: Path, group: str, start: int, end: int) -> Iterator[Tensor]:
+    with TensorFile(path) as file:
+        for first in range(start, end, CHUNK):
+            place = first, min(first + CHUNK, end)
+            residual = f"{group}.residual"
+            storage = {"residual": file.read(residual, *place)} if residual in file.tensors else {}
+            yield master(file.read(f"{group}.weight", *place), storage)
 
 
 def _check(stage: Stage, path: Path) -> None:

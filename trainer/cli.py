@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -200,23 +199,11 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _export_save_point(run: RunDirectory, args: argparse.Namespace, extra: dict[str, str]) -> dict[str, Any]:
-    from .export import check_target, export_checkpoint
+    from .export import export_save_point
 
-    check_target(Path(os.path.abspath(args.out)), args.overwrite)  # before loading, which takes a while
     with run.lock():
-        point = run.latest_save_point()
-        if point is None:
-            raise ValueError(f"run {run.name!r} has no save point: train it first")
-        from .loop import Trainer
-
-        config = run.config
-        # No GPU is needed to copy weights, and another run may be using it.
-        on_cpu = dataclasses.replace(config.memory, device="cpu")
-        trainer = Trainer(dataclasses.replace(config, memory=on_cpu), run.path, dataset=run.dataset,
-                          rollbacks=run.rollbacks)
-        trainer.load(point.path)
-        done = export_checkpoint(trainer, args.out, args.dtype, overwrite=args.overwrite, metadata=extra)
-        run.append("exported", step=trainer.step, dtype=args.dtype, file=os.path.basename(args.out))
+        done = export_save_point(run, args.out, args.dtype, overwrite=args.overwrite, metadata=extra)
+        run.append("exported", step=done["step"], dtype=args.dtype, file=os.path.basename(args.out))
         return done
 
 

@@ -16,6 +16,8 @@ from .config import RunConfig, to_dict
 
 if TYPE_CHECKING:
     from .loop import Trainer
+    from .run import RunDirectory
+    from .weights import Entry
 
 DTYPES = ("bf16", "f16", "f32")
 _ARCHITECTURES = {"dev": "flux-1-dev", "schnell": "flux-1-schnell"}
@@ -35,14 +37,33 @@ def export_checkpoint(trainer: Trainer, path: str | os.PathLike[str], dtype: str
 
     ``ValueError`` in one line where the file exists, the disk is full or the dtype is unknown; nothing is left then.
     """
-    from .weights import write_safetensors
-
     target = Path(os.path.abspath(path))
     check_target(target, overwrite)
     about = export_metadata(trainer.config, step=trainer.step, variant=trainer.info.variant,
                             samples=len(trainer.data.shapes), dtype=dtype)
-    write_safetensors(target, trainer.entries(dtype), about | dict(metadata or {}))
-    return {"path": str(target), "bytes": target.stat().st_size, "step": trainer.step, "dtype": dtype}
+    return _write(target, trainer.entries(dtype), about | dict(metadata or {}), trainer.step, dtype)
+
+
+def export_save_point(run: RunDirectory, path: str | os.PathLike[str], dtype: str, *, overwrite: bool = False,
+                      metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """``export_checkpoint`` of the newest save point, from its files: no engine is made. The run's lock is held."""
+    from .checkpoint import saved_entries
+
+    target = Path(os.path.abspath(path))
+    check_target(target, overwrite)
+    point = run.latest_save_point()
+    if point is None:
+        raise ValueError(f"run {run.name!r} has no save point: train it first")
+    about = export_metadata(run.config, step=point.step, variant=run.flux(resumed=True).variant,
+                            samples=len(run.dataset["samples"]), dtype=dtype)
+    return _write(target, saved_entries(point.path, dtype), about | dict(metadata or {}), point.step, dtype)
+
+
+def _write(target: Path, entries: list[Entry], about: dict[str, str], step: int, dtype: str) -> dict[str, Any]:
+    from .weights import write_safetensors
+
+    write_safetensors(target, entries, about)
+    return {"path": str(target), "bytes": target.stat().st_size, "step": step, "dtype": dtype}
 
 
 def export_metadata(config: RunConfig, *, step: int, variant: str, samples: int, dtype: str) -> dict[str, str]:

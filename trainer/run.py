@@ -6,6 +6,7 @@
         run.json        format, uid (new with every creation), rollbacks
         config.json     the settings (trainer.config.RunConfig)
         dataset.json    which cached latents and captions are trained
+        model.json      what its Flux is (flux.variants.FileInfo): a save point needs no model file beside it
         events.jsonl    what happened (trainer.events)
         lock            held by the operating system for the worker that has the run open
         worker.json     where that worker answers; worker.log its words
@@ -20,19 +21,23 @@ Whoever holds ``lock`` may change ``state/`` and move the run from state to stat
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import files
 from .compare import ASK, MAY_CHANGE, REFUSE, Difference, compare, flat, relocate
 from .config import FORMAT_VERSION, RunConfig, from_dict, to_dict
 from .events import OPEN_STATES, TRANSITIONS, EventLog
 from .savepoints import SavePoint, clear, save_points, write_save_point
+
+if TYPE_CHECKING:
+    from .flux.variants import FileInfo
 
 __all__ = ["ASK", "MAY_CHANGE", "REFUSE", "Difference", "RunDirectory", "RunLocked", "SavePoint", "compare",
            "find_runs", "identity"]
@@ -98,6 +103,27 @@ class RunDirectory:
     def dataset(self) -> dict[str, Any]:
         """The manifest of cached samples (its ``cache`` is relative to the run directory unless absolute)."""
         return files.read_json(self.path / "dataset.json")
+
+    def flux(self, *, resumed: bool) -> FileInfo:
+        """What Flux is trained: that of the model's file, which is noted; as noted, where the run is ``resumed``.
+
+        ``ValueError`` in one line if it has to be looked at and cannot be trained.
+        """
+        from .flux.variants import FileInfo, require_flux
+
+        note, path = self.path / "model.json", self.config.model.flux
+        if resumed:
+            # Without the note, or with another version's, the file is looked at.
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                noted = files.read_json(note)
+                sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in noted.pop("flux").items()}
+                return FileInfo(path=path, flux=sizes, **noted)
+        info = require_flux(path)
+        try:
+            files.write_json(note, {k: v for k, v in dataclasses.asdict(info).items() if k != "path"})
+        except OSError as error:  # a full disk: it will do without
+            log.warning("%s could not be written: %s", note, error.strerror or error)
+        return info
 
     @property
     def uid(self) -> str:

@@ -62,10 +62,12 @@ class Session:
         from .loop import Trainer
 
         described = (self.run.config, self.run.dataset)
-        plan = self._recorded_plan()
-        trainer = Trainer(described[0], self.run.path, dataset=described[1], rollbacks=self.run.rollbacks, plan=plan)
+        plan, point = self._recorded_plan(), self.run.latest_save_point()
+        # A save point holds all the weights: those of the model's file, which may be gone, need not be read.
+        fill = None if point is None else lambda stages: None
+        trainer = Trainer(described[0], self.run.path, dataset=described[1], rollbacks=self.run.rollbacks, plan=plan,
+                          info=self.run.flux(resumed=point is not None), fill=fill)
         self._note_plan(trainer, plan)
-        point = self.run.latest_save_point()
         if point is not None:
             trainer.load(point.path)
             assert trainer.step == point.step, (trainer.step, point)

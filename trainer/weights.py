@@ -173,8 +173,9 @@ def entry(name: str, tensor: Tensor, dtype: str | None = None) -> Entry:
 
 
 def check_space(path: PathLike, needed: int) -> None:
-    """Raise ``DiskFull`` unless the disk of ``path``'s folder has ``needed`` bytes free."""
-    free = shutil.disk_usage(Path(path).absolute().parent).free
+    """Raise ``DiskFull`` unless the disk of ``path``, a folder or a file to be, has ``needed`` bytes free."""
+    whole = Path(path).absolute()
+    free = shutil.disk_usage(whole if whole.is_dir() else whole.parent).free
     if free < needed:
         raise _disk_full(path, needed, free)
 

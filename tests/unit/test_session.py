@@ -2,14 +2,20 @@
 
 import dataclasses
 import gc
+import shutil
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
-from workers import make, wait_for_state
+from safetensors.torch import load_file
+from workers import make, state_files, wait_for_state
 
+from trainer.export import export_checkpoint, export_save_point
+from trainer.loop import Trainer
 from trainer.run import RunDirectory
 from trainer.session import Session
+from trainer.weights import DiskFull, TensorFile
 
 
 def session(tiny, told=None, **settings) -> Session:
@@ -155,3 +161,88 @@ def test_data_that_cannot_be_used_change_nothing(tiny):
         one.take_description()
     assert one.described_anew and one.trainer.config.recipe.batch_size == 3
     assert all(torch.equal(t, before[name]) for name, t in tensors(one).items())
+
+
+# -- weights in and out
+
+
+def saved_run(tiny, **settings) -> RunDirectory:
+    one = session(tiny, **settings)
+    one.step(), one.step()
+    one.save()
+    one.transition("stopped")
+    return one.run
+
+
+def test_a_resumed_run_needs_no_model_file(tiny, monkeypatch):
+    run = saved_run(tiny, optimizer={"weight_precision": "split"})
+    flux = Path(run.config.model.flux)
+    assert str(run.path) not in (run.path / "model.json").read_text()
+    (run.path / "model.json").rename(run.path / "kept")  # as of a run of an older version: the file says it
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.checkpoint.load_weights", lambda *_: pytest.fail("the weights were read for nothing"))
+        first = Session(run).load()
+    assert (run.path / "model.json").read_bytes() == (run.path / "kept").read_bytes()
+    flux.unlink()
+    one = Session(run)
+    one.use(one.load())
+    assert one.trainer.step == 2 and one.trainer.info == first.info
+    files = state_files(run.latest_save_point().path)
+    found = tensors(one)
+    assert len(found) == len(files) and all(torch.equal(t, files[key(name)]) for name, t in found.items())
+    one.trainer.train_step()
+    RunDirectory(run.path).roll_back()
+    (run.path / "model.json").unlink()
+    with pytest.raises(ValueError, match="flux.safetensors does not exist"):
+        Session(run).load()
+
+
+def key(name: str) -> str:
+    """The name in ``state_files`` of one of ``tensors``."""
+    stage = next(s for s in ("embed", "double_blocks.0", "single_blocks.0", "final_layer") if name.startswith(s + "."))
+    return f"{stage}.safetensors:{name.removeprefix(stage + '.')}"
+
+
+def test_a_new_run_looks_at_its_model_whatever_was_noted(tiny):
+    one = session(tiny)
+    (one.run.path / "model.json").write_text("{}")
+    Path(one.run.config.model.flux).unlink()
+    with pytest.raises(ValueError, match="flux.safetensors does not exist"):
+        Session(one.run).load()
+
+
+@pytest.mark.parametrize("precision", ["split", "f32", "stochastic"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_a_stopped_run_is_exported_from_its_files(tiny, tmp_path, monkeypatch, precision, dtype):
+    run = saved_run(tiny, optimizer={"weight_precision": precision})
+    one = Session(run)
+    one.use(one.load())
+    by_engine = export_checkpoint(one.trainer, tmp_path / "engine.safetensors", dtype)
+    monkeypatch.setattr("trainer.checkpoint.CHUNK", 256)
+    monkeypatch.setattr(Trainer, "__init__", lambda *_, **__: pytest.fail("an engine was made"))
+    Path(run.config.model.flux).unlink()
+    sizes, read = [], TensorFile.read
+    monkeypatch.setattr(TensorFile, "read", lambda *a: sizes.append(a[3] - a[2]) or read(*a))
+    done = export_save_point(run, tmp_path / "files.safetensors", dtype, metadata={"x": "y"})
+    assert {**done, "path": ""} == {**by_engine, "path": "", "bytes": done["bytes"]} and max(sizes) == 256
+    with TensorFile(tmp_path / "files.safetensors") as a, TensorFile(tmp_path / "engine.safetensors") as b:
+        assert a.tensors.keys() == b.tensors.keys()
+        # The date is that of the writing.
+        assert {**a.header.metadata, "modelspec.date": ""} == {**b.header.metadata, "modelspec.date": "", "x": "y"}
+    x, y = (load_file(tmp_path / f"{name}.safetensors") for name in ("files", "engine"))
+    assert all(torch.equal(x[n], y[n]) for n in y)
+    with pytest.raises(ValueError, match="dtype is 'f8'"):
+        export_save_point(run, tmp_path / "other.safetensors", "f8")
+
+
+def test_a_save_point_that_does_not_fit_is_refused_before_anything_is_written(tiny, monkeypatch):
+    one = session(tiny)
+    one.step()
+    written = []
+    monkeypatch.setattr("trainer.checkpoint.write_safetensors", lambda path, *_: written.append(path))
+    needed = sum(t.numel() * t.element_size() for t in tensors(one).values())  # each of its files would fit
+    usage = shutil.disk_usage(one.run.path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=needed - 1))
+    with pytest.raises(DiskFull, match=r"no room for .*state: .* GB are needed and .* GB are free"):
+        one.save()
+    assert written == [] and list((one.run.path / "state").iterdir()) == []

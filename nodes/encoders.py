@@ -47,6 +47,10 @@ class Encoders:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of what was loaded; it is loaded again when it is needed."""
         loaded = self._clip is not None or self._vae is not None
         self._clip = self._vae = None
         if loaded:

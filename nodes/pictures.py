@@ -55,7 +55,7 @@ class Sampler:
 
     def __init__(self, run: RunDirectory, settings: PreviewSettings | None) -> None:
         self.run, self.settings = run, settings
-        self._encoders = None if settings is None else Encoders(registry.model_of(run))
+        self._encoders: Encoders | None = None
         self._texts: list[tuple[Tensor, Tensor]] = []
 
     def __enter__(self) -> Sampler:
@@ -63,12 +63,14 @@ class Sampler:
 
     def __exit__(self, *_: object) -> None:
         if self._encoders is not None:
-            self._encoders.__exit__()
+            self._encoders.drop()
 
     def encode_prompts(self) -> None:
         """Encode the prompts, and the empty one for CFG, before the worker takes VRAM. Raises ``ValueError``."""
-        if self._encoders is not None and self.settings is not None and not self._texts:
+        if self.settings is not None and not self._texts:
+            self._encoders = Encoders(registry.model_of(self.run))
             self._texts = self._encoders.prompts([*self.settings.prompts, ""])
+            self._encoders.drop()  # T5 must not lie in RAM while the run trains
 
     def stops(self, start: int, target: int) -> list[int]:
         """The steps above ``start`` and below ``target`` at which pictures are due."""
@@ -79,6 +81,15 @@ class Sampler:
         """Whether pictures are due at a step."""
         every = self.settings.every_n_steps if self.settings else 0
         return bool(every) and step % every == 0
+
+    def newest(self, start: int, target: int) -> list[Path]:
+        """The pictures kept at the last step of (start, target] that has some; empty: none has."""
+        every = self.settings.every_n_steps if self.settings else 0
+        for step in range(target - target % every, start, -every) if every else ():
+            found = self.recorded(step)
+            if found is not None:
+                return found
+        return []
 
     def paths(self, step: int) -> list[Path]:
         """Where the pictures of a step lie, one per prompt."""
@@ -99,8 +110,9 @@ class Sampler:
 
     def take(self, step: int) -> list[Path]:
         """Sample every prompt at ``step`` and keep the pictures."""
-        assert self.settings is not None and self._encoders is not None
+        assert self.settings is not None
         self.encode_prompts()
+        assert self._encoders is not None
         model = proxy(RunHandle(name=self.run.name, uid=self.run.uid, step=step), self.run)
         s = self.settings
         paths = self.paths(step)

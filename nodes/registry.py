@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _lock = threading.Lock()
-_clients: dict[Path, WorkerClient] = {}
+_clients: dict[str, WorkerClient] = {}
+"""By the run's uid: a run that was deleted and made anew is another one."""
 _models: dict[str, ModelHandle] = {}
 
 
@@ -62,7 +63,7 @@ def require_step(run: RunDirectory, step: int, why: str) -> None:
 
 
 def generation(name: str) -> int:
-    """Goes up when the run of this name is rolled back or deleted; creating and training it leave it as it is.
+    """Goes up when a run of this name, or ``name_2`` and so on, is rolled back or deleted; never by training.
 
     Part of Start's fingerprint: the cache of ComfyUI must hold when nothing but training happened, and let go when
     steps were taken back.
@@ -71,6 +72,13 @@ def generation(name: str) -> int:
         path = bridge.home() / check_name(name)
     except ValueError:
         return 0
+    with _lock:
+        numbered = [p for p in _known if p.name.startswith(f"{name}_") and p.name[len(name) + 1 :].isdigit()]
+    return sum(note_identity(p) for p in (path, *numbered))
+
+
+def note_identity(path: Path) -> int:
+    """Remember which run lies at ``path``; how often a run there was rolled back or deleted."""
     now = identity(path)
     with _lock:
         known = _known.setdefault(path, _Known(now))
@@ -97,23 +105,24 @@ def model_of(run: RunDirectory) -> ModelHandle:
 # -- workers -------------------------------------------------------------------------------------------------------
 
 
-def client(name: str) -> WorkerClient:
+def client(name: str, say: Callable[[str], None] = log.info) -> WorkerClient:
     """This process's connection to the run's worker, which is launched where there is none. May take minutes.
 
-    The worker lives for this process: when ComfyUI goes away it finishes its step, saves and exits.
+    The worker lives for this process: when ComfyUI goes away it finishes its step, saves and exits. ``say`` is told
+    what is waited for.
     """
     from ..trainer.client import open_run
 
-    path = bridge.run_dir(name)
+    run = RunDirectory(bridge.run_dir(name))
     with _lock:
-        found = _clients.get(path)
+        found = _clients.get(run.uid)
     if found is not None and found.alive():
         return found
-    _make_room(RunDirectory(path))
-    opened = found or open_run(path, launch=True, owner=True)
+    _make_room(run)
+    opened = found or open_run(run.path, launch=True, owner=True, say=say)
     opened.open()
     with _lock:
-        _clients[path] = opened
+        _clients[run.uid] = opened
     return opened
 
 
@@ -122,16 +131,17 @@ def _make_room(run: RunDirectory) -> None:
     import psutil
 
     with _lock:
-        others = {path: c for path, c in _clients.items() if path != run.path and c.alive()}
+        others = [c for uid, c in _clients.items() if uid != run.uid]
+    others = [c for c in others if c.alive()]
     if not others:
         return
     shapes = [tuple(sample["shape"]) for sample in run.dataset["samples"]]
     needed = planning.resolve(run.config, require_flux(run.config.model.flux), shapes).ram_gb
-    for path, other in others.items():
+    for other in others:
         if psutil.virtual_memory().available / planning.GIB >= needed:
             return
         if other.status()["state"] in ("paused", "finished"):
-            log.info("run %s saves and leaves the memory, which run %s needs", path.name, run.name)
+            log.info("run %s saves and leaves the memory, which run %s needs", other.run.name, run.name)
             other.stop()
 
 

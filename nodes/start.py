@@ -34,12 +34,15 @@ class Started:
 def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str | None) -> Started:
     """Find or make the run. Raises ``ValueError`` in one line for all that the user can put right."""
     assert if_different in CHOICES
-    info = require_flux(config.model.flux)
+    require_flux(config.model.flux)
     existing, config, notes = choose(config, if_different)
+    model = dataclasses.replace(model, config=config.model)
     manifest, told = encode(config, model, node_id)
     shapes = [tuple(sample["shape"]) for sample in manifest["samples"]]
-    plan = planning.resolve(config, info, shapes)
-    if not plan.fits:
+    bridge.unload_models()  # what they hold is free for the training
+    plan = planning.resolve(config, require_flux(config.model.flux), shapes)
+    # The memory that this run's own worker holds now is no longer free, but its own.
+    if not plan.fits and not (existing is not None and existing.worker_alive()):
         raise ValueError("this training does not fit this machine: " + "; ".join(plan.reasons))
     fits = f"Plan: {plan.ram_gb:.1f} GiB of RAM" + (f", {plan.vram_gb:.1f} GiB of VRAM" if plan.vram_gb else "")
     fits += f" on {plan.device}"
@@ -53,6 +56,7 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
         run.update(config, manifest)
         state = f"Run {run.name!r} goes on from step {run.status()['resume_step']}"
     registry.remember_model(run.uid, model)
+    registry.note_identity(run.path)
     lines = [f"{state}, in {run.path}", *(f"Taken: {note}" for note in notes), *told, fits, *plan.reasons]
     return Started(RunHandle(name=run.name, uid=run.uid, step=0), lines)
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,14 @@ from .handles import PreviewSettings, RunHandle
 
 if TYPE_CHECKING:
     from ..trainer.client import WorkerClient
-    from ..trainer.run import RunDirectory
 
 log = logging.getLogger(__name__)
 POLL = 0.25
 """Seconds that the wait for news takes at most: Cancel is heard this fast."""
 PACE = 0.05
 """Seconds between two looks: a tiny model makes many steps in it."""
+SHOWN = 64
+"""Pictures that the node shows at most, the newest; all are in the run's folder."""
 PARKING = 120.0
 """Seconds to wait on Cancel for the step to end and VRAM to come back, before the prompt ends anyway."""
 
@@ -40,24 +41,35 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
     target = handle.step + steps
     reached = RunHandle(name=handle.name, uid=handle.uid, step=target)
     at = run.status()["resume_step"]
-    routes = _routes()
+    panel = _panel()
     if at >= target:
-        if routes is not None:
-            routes.note(run.path, node_id, workflow_id)
-        return Outcome(reached, [f"Nothing to train: run {run.name!r} is at step {at} and this node's target is "
-                                 f"{target} (step {handle.step} + {steps}). Raise steps to train further."])
+        if panel is not None:
+            panel.note(run.path, node_id, workflow_id)
+        line = (f"Nothing to train: run {run.name!r} is at step {at} and this node's target is {target} "
+                f"(step {handle.step} + {steps}). Raise steps to train further.")
+        kept = pictures.Sampler(run, previews).newest(handle.step, target)
+        return Outcome(reached, [line], [bridge.ui_image(p) for p in kept])
     if at < handle.step:
         raise ValueError(f"run {run.name!r} is at step {at}, before the step {handle.step} that this node goes on "
                          "from: its later steps were lost or rolled back; queue the graph again")
-    watching = contextlib.nullcontext() if routes is None else routes.watching(
+    watching = contextlib.nullcontext() if panel is None else panel.watching(
         run.path, node_id=node_id, workflow_id=workflow_id)
+
+    def say(text: str) -> None:
+        log.info("run %s: %s", run.name, text or "on it goes")
+        if panel is not None:
+            panel.say(run.path, text)
+
     started = time.monotonic()
     with watching, pictures.Sampler(run, previews) as sampler:
+        say("encoding the prompts of the previews")
         sampler.encode_prompts()
         bridge.unload_models()
-        client = registry.cancellable(registry.client, run.name)
+        say("opening the worker")
+        client = registry.cancellable(registry.client, run.name, say)
         at = _now(client)["step"]
-        images = _train(run, client, at, target, sampler, node_id)
+        say("")
+        images = _train(client, at, target, sampler, node_id, say)
     losses = [loss for step, loss in run.losses() if step > at]
     lines = [f"Trained run {run.name!r} from step {at} to {target} in {_duration(time.monotonic() - started)}"]
     if losses:
@@ -66,8 +78,8 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
     return Outcome(reached, lines, images)
 
 
-def _train(run: RunDirectory, client: WorkerClient, start: int, target: int, sampler: pictures.Sampler,
-           node_id: str | None) -> list[dict[str, str]]:
+def _train(client: WorkerClient, start: int, target: int, sampler: pictures.Sampler, node_id: str | None,
+           say: Callable[[str], None]) -> list[dict[str, str]]:
     bar = bridge.Progress(target - start, node_id)
     images: list[dict[str, str]] = []
     with _parked_on_error(client):
@@ -76,11 +88,13 @@ def _train(run: RunDirectory, client: WorkerClient, start: int, target: int, sam
             registry.cancellable(client.train, target, pause_at=stop if stop < target else None)
             _wait(client, start, stop, bar)
             if sampler.due(stop):
+                say(f"sampling the previews of step {stop}")
                 taken = sampler.take(stop)
                 images += [bridge.ui_image(p) for p in taken]
                 bar.update(stop - start, target - start, pictures.thumbnail(taken))
                 bridge.unload_models()
-    return images
+                say("")
+    return images[-SHOWN:]
 
 
 def _wait(client: WorkerClient, start: int, stop: int, bar: bridge.Progress) -> None:
@@ -133,7 +147,8 @@ def _park(client: WorkerClient) -> None:
         bridge.throw_if_cancelled()  # a second Cancel does not wait
 
 
-def _routes() -> Any:
+def _panel() -> Any:
+    """The module that tells the panel; None where it could not be loaded."""
     from . import routes
 
     return routes

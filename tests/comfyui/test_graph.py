@@ -133,16 +133,20 @@ def test_deleting_a_run_starts_it_anew(server: Server) -> None:
     trained = train(g, demo(g), "deleted", 1)
     server.run(g)
     assert server.run(g).executed == []
-    with open_run(server.home / "deleted", launch=False) as client:
-        client.stop()
-    assert server.run(g).executed == [], "stopping is no change"
-    shutil.rmtree(server.home / "deleted")
+    delete(server, "deleted")
 
     again = server.run(g)
 
     assert again.executed == ["2", trained]
     assert server.steps("deleted") == [1]
     assert server.run(g).executed == []
+
+
+def delete(server: Server, name: str) -> None:
+    """Delete a run as a user does: stop it, then remove its folder."""
+    with open_run(server.home / name, launch=False) as client:
+        client.stop()
+    shutil.rmtree(server.home / name)
 
 
 def done(message: dict, node: str) -> int:
@@ -292,6 +296,10 @@ class TestInputErrors:
         assert placed.steps("same_2") == [1, 2]
         assert not placed.run(g).error, "the next free name is found again, not another one made"
         assert not (placed.home / "same_3").exists()
+
+        delete(placed, "same_2")
+        assert not placed.run(g).error, "one that was deleted is made anew"
+        assert placed.steps("same_2") == [1, 2]
 
         g["3"]["inputs"]["if_different"] = "continue the run"
         assert not placed.run(g).error

@@ -70,6 +70,11 @@ def test_previews_while_training(server: Server) -> None:
     saves = [e for e in server.events("every") if e["type"] == "saved"]
     assert [e["step"] for e in saves] == [7], "a preview is no reason to save tens of GB"
 
+    server.forget()
+    again = server.run(g)
+    assert "Nothing to train" in again.text(trained)
+    assert again.outputs[trained]["images"] == shown[2:], "the newest are shown again"
+
 
 def test_preview_shows_what_was_kept(server: Server) -> None:
     """After the run has moved on, the picture of the earlier step is shown again; without one the error says so."""
@@ -96,6 +101,15 @@ def test_preview_shows_what_was_kept(server: Server) -> None:
     missing = server.run(g)
     assert missing.error_node == early
     assert "step 4" in missing.error and "step 2" in missing.error and "\n" not in missing.error
+
+
+def test_a_preview_before_the_first_step(server: Server) -> None:
+    g = Graph()
+    preview = g.add("FluxFFTPreview", run=start(g, demo(g), "before"), previews=with_previews(g))
+    result = server.run(g)
+    assert not result.error
+    assert "at step 0, sampled" in result.text(preview)
+    assert not server.steps("before")
 
 
 @pytest.mark.parametrize("tied", [True, False])

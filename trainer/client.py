@@ -193,27 +193,25 @@ class WorkerClient:
         except WorkerClosing:
             return None
 
-    def _ask(self, request: dict[str, Any], tensors: Mapping[str, Tensor]) -> Message:
-        for _ in range(ATTEMPTS):
-            with self._lock:
-                address = self._address
-                connection = self._free.pop() if self._free else None
-            if address is None:
-                raise WorkerClosing("the worker has ended")
-            try:
-                if connection is None:
-                    connection = protocol.connect(*address)
-                header, reply = _exchange(connection, request, tensors)
-                break
-            except (OSError, EOFError, AuthenticationError) as error:
-                if connection is not None:
-                    connection.close()
-                broken = error
+    def _ask(self, request: dict[str, Any], tensors: Mapping[str, Tensor], attempts: int = ATTEMPTS) -> Message:
+        with self._lock:
+            address = self._address
+            connection = self._free.pop() if self._free else None
+        if address is None:
+            raise WorkerClosing("the worker has ended")
+        try:
+            if connection is None:
+                connection = protocol.connect(*address)
+            header, reply = _exchange(connection, request, tensors)
+        except (OSError, EOFError, AuthenticationError) as error:
+            if connection is not None:
+                connection.close()
             if not self._lives(address):
-                raise self._gone() from broken
-        else:
-            raise WorkerError(f"the worker of run {self.run.name!r} hangs up on every {request['op']!r} ({broken!r}):"
-                              f" worker.log in {self.run.path} may say why") from broken
+                raise self._gone() from error
+            if attempts == 1:
+                raise WorkerError(f"the worker of run {self.run.name!r} hangs up on every {request['op']!r}"
+                                  f" ({error!r}): worker.log in {self.run.path} may say why") from error
+            return self._ask(request, tensors, attempts - 1)
         with self._lock:
             if address == self._address:
                 self._free.append(connection)

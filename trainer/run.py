@@ -68,9 +68,12 @@ class RunDirectory:
         root = Path(os.path.abspath(path))
         if (root / "config.json").exists():
             raise ValueError(f"{root} already holds a run: choose another name or delete it")
-        if files.is_locked(root / "lock"):
-            raise ValueError(f"a run that was in {root} is still open in a worker: stop that, or choose another name")
         try:
+            if (root / "lock").exists():  # of a run that was deleted, but not wholly
+                with open(root / "lock", "a+b") as file, files.exclusive(file, 2.0) as free:
+                    if not free:
+                        raise ValueError(f"a run that was in {root} is still open in a worker: stop that, or choose"
+                                         " another name")
             for folder in ("samples", "state", "checkpoints"):
                 (root / folder).mkdir(parents=True, exist_ok=True)
             # Of a creation that was cut short, or of a run that was deleted, but not wholly.

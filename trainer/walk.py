@@ -116,8 +116,8 @@ def run_head(model: Flux, recipe: RecipeConfig) -> Callable[[Hidden, MicroBatch]
     def head(h: Hidden, m: MicroBatch) -> Hidden:
         velocity = predict_head(model, h, m)
         assert m.target is not None
-        m.losses = sample_losses(velocity, m.target, recipe)
-        return (m.losses.sum() * m.share,)
+        losses = m.losses = sample_losses(velocity, m.target, recipe)
+        return (losses.sum() * m.share,)
 
     return head
 

@@ -18,6 +18,7 @@ from . import (
     recipe,
     run,
     run_model,
+    words,
 )
 
 try:  # the panel's routes need a running server; the nodes do not need the panel
@@ -30,7 +31,7 @@ class FluxFullFineTune(ComfyExtension):
     """All nodes of the pack, in the order of a graph."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [
+        return list(map(words.guarded, [
             model.FluxFFTModel,
             dataset.FluxFFTDataset,
             optimizer.FluxFFTOptimizerNAdam,
@@ -47,7 +48,7 @@ class FluxFullFineTune(ComfyExtension):
             export.FluxFFTExport,
             demo.FluxFFTDemo,
             doctor.FluxFFTDoctor,
-        ]
+        ]))
 
 
 async def comfy_entrypoint() -> ComfyExtension:

@@ -8,6 +8,7 @@ Everything of ``comfy`` is imported inside functions, so that loading the pack c
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 KEPT = 8
 """How many CLIP and VAE objects that came over links are held at most."""
 _kept: OrderedDict[str, Any] = OrderedDict()
+
+SUFFIX = ".safetensors"
+LONGEST_NAME = 200
+"""Bytes of a checkpoint's name: file systems take 255, and what is being written has a longer name."""
+WINDOWS_DEVICE = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 # -- folders and files ---------------------------------------------------------------------------------------------
@@ -73,17 +79,45 @@ def input_path(folder: str) -> str:
 
 
 def export_path(filename: str) -> Path:
-    """Where a checkpoint called ``filename`` goes: inside models/diffusion_models, sub-folders allowed."""
+    """Where a checkpoint called ``filename`` goes: inside models/diffusion_models, sub-folders allowed.
+
+    Raises ``ValueError`` where a name would not do on every system, or its folder cannot be made or written.
+    """
     import folder_paths
 
     roots = [Path(p) for p in folder_paths.get_folder_paths("diffusion_models")]
     root = next((p for p in roots if p.name == "diffusion_models"), roots[0]).resolve()
     text = filename.strip().replace("\\", "/")
-    path = (root / (text if text.lower().endswith(".safetensors") else f"{text}.safetensors")).resolve()
-    plain = all(part.strip(" .") == part and part for part in text.split("/"))
-    if not plain or not path.is_relative_to(root) or any(c in '<>:"|?*' or ord(c) < 32 for c in text):
-        raise ValueError(f"filename is {filename!r}: give a plain file name, it is placed in {root}")
+    stem = text[: -len(SUFFIX)] if text.lower().endswith(SUFFIX) else text
+    shown = f"filename is {filename[:100]!r}{'...' if len(filename) > 100 else ''}"
+    wrong = next(filter(None, map(_wrong_name, stem.split("/"))), "")
+    if wrong:
+        raise ValueError(f"{shown}: {wrong}; give a plain file name, it is placed in {root}")
+    path = root / f"{stem}{SUFFIX}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path = path.resolve()
+        if not path.is_relative_to(root):  # a link leads out of it
+            raise ValueError(f"{shown}: it leads out of {root}, choose another name")
+        if path.is_dir():
+            raise ValueError(f"{shown}: {path} is a folder, choose another name")
+    except OSError as error:
+        raise ValueError(f"{shown}: its folder cannot be made ({error.strerror}), choose another name") from None
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{shown}: nothing can be written into {path.parent}; change its permissions or choose another"
+                         " name")
     return path
+
+
+def _wrong_name(part: str) -> str:
+    """What is wrong with a file's or folder's name on some system; empty: nothing."""
+    if not part or part.strip(" .") != part:
+        return "a name is empty, or has dots or spaces at its ends"
+    if any(c in '<>:"|?*' or ord(c) < 32 or "\ud800" <= c <= "\udfff" for c in part):
+        return "it has characters that a file's name cannot have"
+    if len(part.encode()) > LONGEST_NAME:
+        return "it is too long"
+    return f"Windows keeps the name {part} for itself" if WINDOWS_DEVICE.fullmatch(part) else ""
 
 
 def ui_image(path: Path) -> dict[str, str]:
@@ -143,6 +177,13 @@ def end_prompt() -> BaseException:
     return comfy.model_management.InterruptProcessingException()
 
 
+def ends_prompt(error: BaseException) -> bool:
+    """Whether an exception is ComfyUI's interrupt."""
+    import comfy.model_management
+
+    return isinstance(error, comfy.model_management.InterruptProcessingException)
+
+
 class Progress:
     """The progress bar on a node. On the executor thread only: its update may raise the user's Cancel."""
 
@@ -162,7 +203,7 @@ class Progress:
         self._told = time.monotonic()
         # A bar for each update: newer ones tell only every half percent, which may be ten minutes of training.
         bar = comfy.utils.ProgressBar(self._total, node_id=self._node_id)
-        bar.update_absolute(done, None, None if image is None else ("JPEG", image, 512))
+        bar.update_absolute(done, None, None if image is None else ("JPEG", image, None))
 
 
 def unload_models() -> None:

@@ -101,6 +101,9 @@ def _proxy_classes() -> tuple[Any, Any, Any]:
         def memory_required(self, *args: Any, **kwargs: Any) -> int:
             return 0
 
+        def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+            _refuse("saving or merging")
+
     class ProxyPatcher(comfy.model_patcher.ModelPatcher):
         """Refuses at once what would have to change weights or attention."""
 
@@ -109,6 +112,12 @@ def _proxy_classes() -> tuple[Any, Any, Any]:
 
         def add_hook_patches(self, *args: Any, **kwargs: Any) -> Any:
             _refuse("a LoRA hook")
+
+        def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+            _refuse("saving or merging")
+
+        def get_key_patches(self, *args: Any, **kwargs: Any) -> Any:
+            _refuse("saving or merging")
 
         def add_weight_wrapper(self, *args: Any, **kwargs: Any) -> Any:
             _refuse("a weight wrapper")

@@ -49,7 +49,6 @@ class FluxFFTExport(io.ComfyNode):
             raise ValueError(f"filename is {filename!r}: {path} exists; choose another name or turn overwrite on")
         registry.require_step(directory, run.step, "its weights of that step are gone")
         client = registry.cancellable(registry.client, run.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
         registry.cancellable(client.export, str(path), dtype, {"flux_fft.run": source}, overwrite=overwrite)
         return _done(run, path, f"Wrote {path} ({path.stat().st_size / 1e6:,.1f} MB, {dtype}, step {run.step})")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -53,6 +54,28 @@ class PreviewSettings:
     preview_seed: int
     every_n_steps: int = field(compare=False)
     """Train Steps samples at multiples of this; 0: only Preview nodes do."""
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("prompts is empty: write at least one prompt, each on a line of its own")
+        for side in ("width", "height"):
+            whole(side, getattr(self, side), 16, 8192)
+            if getattr(self, side) % 16:
+                raise ValueError(f"{side} is {getattr(self, side)}: give a multiple of 16")
+        whole("sampling_steps", self.sampling_steps, 1, 10_000)
+        whole("preview_seed", self.preview_seed, 0, 2**64 - 1)
+        whole("every_n_steps", self.every_n_steps, 0)
+        for name in ("guidance", "cfg"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value <= 1000:  # false for NaN
+                raise ValueError(f"{name} is {value!r}: give a number from 0 to 1000")
+
+
+def whole(name: str, value: object, low: int, high: float = math.inf) -> None:
+    """Raise ``ValueError`` unless ``value`` is a whole number in [low, high]: ComfyUI does not check linked ones."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        span = f"at least {low}" if high == math.inf else f"from {low} to {high:.0f}"
+        raise ValueError(f"{name} is {value!r}: give a whole number, {span}")
 
 
 def number(name: str, text: str) -> float:

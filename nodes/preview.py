@@ -51,15 +51,10 @@ class FluxFFTPreviewSettings(io.ComfyNode):
     def execute(cls, prompts, width, height, sampler_name, scheduler, sampling_steps, guidance, cfg, preview_seed,
                 every_n_steps) -> io.NodeOutput:
         lines = tuple(line.strip() for line in prompts.splitlines() if line.strip())
-        if not lines:
-            raise ValueError("prompts is empty: write at least one prompt, each on a line of its own")
         samplers, schedulers = bridge_model.samplers()
         for name, value, choices in (("sampler_name", sampler_name, samplers), ("scheduler", scheduler, schedulers)):
             if value not in choices:
                 raise ValueError(f"{name} is {value!r}: this ComfyUI does not have it, choose another")
-        for name, value in (("width", width), ("height", height)):
-            if value % 16:
-                raise ValueError(f"{name} is {value}: give a multiple of 16")
         return io.NodeOutput(handles.PreviewSettings(
             prompts=lines, width=width, height=height, sampler=sampler_name, scheduler=scheduler,
             sampling_steps=sampling_steps, guidance=guidance, cfg=cfg, preview_seed=preview_seed,

@@ -90,6 +90,7 @@ class FluxFFTTrainSteps(io.ComfyNode):
 
     @classmethod
     def execute(cls, run, steps, previews=None, after=None) -> io.NodeOutput:
+        handles.whole("steps", steps, 1)
         workflow = (cls.hidden.extra_pnginfo or {}).get("workflow") or {}
         done = training.train(run, steps, previews, node_id=cls.hidden.unique_id, workflow_id=workflow.get("id", ""))
         return io.NodeOutput(done.handle, ui={"text": tuple(done.lines), "images": done.images})

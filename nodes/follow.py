@@ -46,12 +46,37 @@ class Follower:
         self._lock = threading.Lock()
         self._reported = 0
         self._step = 0
+        self._counted = 0
+        self._unsaved = 0.0
 
     def snapshot(self) -> dict[str, Any]:
-        """``status``, ``n`` (number of the last event that it is sure to hold), ``losses`` (bins), ``samples``."""
+        """``status``, ``n`` (number of the last event that it is sure to hold), ``losses`` (bins), ``samples``.
+
+        The status comes with ``next_save``.
+        """
         status = self.run.status()  # first: losses that came since are no harm, missing ones are
         points = [(step, loss) for step, loss in self.run.losses() if loss is not None]
-        return {"status": status, "n": status["last_event"], "losses": bins(points), "samples": samples(self.run.path)}
+        return {"status": {**status, **self.next_save(status["step"])}, "n": status["last_event"],
+                "losses": bins(points), "samples": samples(self.run.path)}
+
+    def next_save(self, step: int) -> dict[str, float | None]:
+        """When the worker saves by itself before its target: ``save_in`` (seconds of training), ``save_at`` (step).
+
+        None: never by this. It is what the worker does (``trainer/session.py``): it counts the time of the steps since
+        it saved, or tried to, or was opened.
+        """
+        with self._lock:
+            for event in self.run.events(self._counted):
+                self._counted = event["n"]
+                if event["type"] == "step":
+                    self._unsaved += event["seconds"] or 0.0
+                elif event["type"] in ("saved", "save_failed") or event.get("state") == "preparing":
+                    self._unsaved = 0.0
+            unsaved = self._unsaved
+        recipe = self.run.config.recipe
+        minutes, every = recipe.save_every_minutes, recipe.save_every_steps
+        return {"save_in": max(0.0, 60 * minutes - unsaved) if minutes > 0 else None,
+                "save_at": step - step % every + every if every else None}
 
     def begin(self) -> None:
         """Count everything up to now as reported."""
@@ -60,7 +85,7 @@ class Follower:
             self._reported, self._step = status["last_event"], status["step"]
 
     def news(self) -> dict[str, Any]:
-        """The status, ``since`` and ``n`` (events since < number <= n are in this), new ``losses`` (bins of one).
+        """The status with ``next_save``, ``since`` and ``n`` (events since < number <= n are in this), new ``losses`` (bins of one).
 
         ``reset`` says that steps were taken back or left out: the reader should take a snapshot instead.
         """
@@ -79,7 +104,9 @@ class Follower:
                     self._step = event["step"]
             reset = reset or len(points) > MOST_BINS
             losses = [] if reset else [[step, loss, loss, loss, 1] for step, loss in points]
-            return {**self.run.status(), "since": since, "n": self._reported, "losses": losses, "reset": reset}
+            about = {"since": since, "n": self._reported, "losses": losses, "reset": reset}
+        status = self.run.status()
+        return {**status, **self.next_save(status["step"]), **about}
 
 
 def samples(run_dir: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@
 
 import { make } from './dom.mjs'
 import { count, figure } from './format.mjs'
-import { smooth, smoothingSpan, ticks, valueRange } from './losses.mjs'
+import { isLogarithmic, logTicks, smooth, smoothingShare, ticks, valueRange } from './losses.mjs'
 import { TEXT } from './strings.mjs'
 
 const SVG = 'http://www.w3.org/2000/svg'
@@ -39,14 +39,16 @@ export class LossChart {
   /** Draw bins (see losses.mjs). Returns the last smoothed loss, or null. */
   draw(bins) {
     this.element.classList.toggle('is-empty', bins.length < 2)
-    const smoothed = smooth(bins, smoothingSpan(bins))
+    const smoothed = smooth(bins, smoothingShare(bins))
     const last = smoothed.length ? smoothed[smoothed.length - 1] : null
     if (bins.length < 2) return last
     const [low, high] = valueRange(bins, smoothed)
     const first = bins[0][0]
     const span = bins[bins.length - 1][0] - first
     const x = (step) => round(((step - first) / span) * SIDE)
-    const y = (value) => round((1 - (value - low) / (high - low)) * SIDE)
+    const log = isLogarithmic(low, high)
+    const at = log ? (value) => Math.log(Math.max(value, low / 10)) : (value) => value
+    const y = (value) => round((1 - (at(value) - at(low)) / (at(high) - at(low))) * SIDE)
 
     let upwards = false
     const raw = bins.flatMap((bin) => {
@@ -58,7 +60,7 @@ export class LossChart {
     this.raw.setAttribute('d', `M${raw.join('L')}`)
     this.bold.setAttribute('d', `M${smoothed.map((value, i) => `${x(bins[i][0])},${y(value)}`).join('L')}`)
 
-    const marks = ticks(low, high)
+    const marks = log ? logTicks(low, high) : ticks(low, high)
     this.grid.setAttribute('d', marks.map((value) => `M0,${y(value)}H${SIDE}`).join(''))
     this.values.replaceChildren(...marks.map((value) => {
       const label = make('span', '', figure(value))

@@ -12,6 +12,25 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text
 }
 
+/**
+ * Give `node` a DOM widget that is there to be looked at: not saved, not sent, not listed among the parameters of the
+ * properties panel, and always as wide as its node.
+ */
+export function addDisplay(node, name, element, options) {
+  const widget = node.addDOMWidget(name, `flux_fft_${name}`, element, {
+    serialize: false,
+    hideOnZoom: false,
+    hideInPanel: true,
+    getValue: () => undefined,
+    setValue: () => {},
+    ...options,
+  })
+  widget.serialize = false
+  // Whoever draws a widget somewhere else may leave the width it had there, and that is taken before the node's.
+  Object.defineProperty(widget, 'width', { get: () => undefined, set: () => {}, configurable: true })
+  return widget
+}
+
 /** The root of a DOM widget is at least this high: the classic canvas reads the property, Nodes 2.0 lays out the rest. */
 export function setMinHeight(element, pixels) {
   element.style.minHeight = `${pixels}px`

@@ -19,11 +19,23 @@ function findNode(id) {
   return graph?.getNodeById?.(last) ?? null
 }
 
-/** Whether `place` ({node_id, workflow_id} from the server) is this node, in this workflow. */
+/** What the server calls `node`: `findNode` the other way round. Empty for a node that is in no graph. */
+export function executionId(node, graph = rootGraph()) {
+  for (const one of graph?.nodes ?? []) {
+    if (one === node) return String(one.id)
+    const inside = one.subgraph ? executionId(node, one.subgraph) : ''
+    if (inside) return `${one.id}:${inside}`
+  }
+  return ''
+}
+
+/**
+ * Whether `place` ({run, node_id, workflow_id} from the server) is this node, in this workflow. Every workflow has a
+ * node 4: where the place does not say in which one it lies, the node's own graph has to lead to that run.
+ */
 export function isPlaceOf(place, node) {
-  const here = rootGraph()?.id
-  const elsewhere = isGiven(place.workflow_id) && isGiven(here) && place.workflow_id !== here
-  return !elsewhere && findNode(place.node_id) === node
+  if (findNode(place.node_id) !== node) return false
+  return isGiven(place.workflow_id) ? place.workflow_id === rootGraph()?.id : leadsTo(node, place.run)
 }
 
 /** Workflows that were never saved may have no id, or one of zeros. */
@@ -39,6 +51,13 @@ export function keepRun(node, name) {
   if (keptRun(node) === name) return
   node.properties ??= {}
   node.properties[RUN_PROPERTY] = name
+}
+
+/** Whether the graph says that this node trains `run`, or has trained it. Start may have numbered the name. */
+function leadsTo(node, run) {
+  const named = runNamedUpstream(node)
+  const numbered = named !== '' && run.startsWith(`${named}_`) && /^\d+$/.test(run.slice(named.length + 1))
+  return run === keptRun(node) || run === named || numbered
 }
 
 /** The run's name as the graph says it: along the `run` inputs up to the node that names it. Empty if unclear. */

@@ -51,47 +51,37 @@ function mergeBins(bins) {
 }
 
 /**
- * Moving average with weights that fall off exponentially to both sides, so that a falling curve is not drawn late; at
- * its two ends there is one side only. `span` is in steps. Returns one number a bin.
+ * Exponential moving average that carries `share` (0..1) from step to step, unbiased at the start: it begins at the
+ * first loss and, for the same share, is the line of the Loss Plot (trainer/plot.py). Returns one number a bin.
  */
-export function smooth(bins, span) {
-  const keep = 1 - 2 / (span + 1)
-  const own = bins.map((bin) => 1 - keep ** bin[4])
-  const before = decayed(bins, own)
-  const after = decayed([...bins].reverse(), [...own].reverse()).reverse()
-  return bins.map((bin, i) => {
-    const weight = before[i].weight + after[i].weight - own[i]
-    return (before[i].sum + after[i].sum - bin[1] * own[i]) / weight
+export function smooth(bins, share) {
+  let [total, weight] = [0, 0]
+  return bins.map((bin) => {
+    const keep = share ** bin[4]
+    total = keep * total + (1 - keep) * bin[1]
+    weight = keep * weight + (1 - keep)
+    return total / weight
   })
 }
 
-/** Sum and weight of each bin and those before it, which count the less the more steps lie between. */
-function decayed(bins, own) {
-  let [sum, weight] = [0, 0]
-  return bins.map((bin, i) => {
-    sum = sum * (1 - own[i]) + bin[1] * own[i]
-    weight = weight * (1 - own[i]) + own[i]
-    return { sum, weight }
-  })
-}
-
-/** Steps over which to smooth: a tenth of what there is, from 10 to 400. */
-export function smoothingSpan(bins) {
+/** The Loss Plot's default share; in runs of more than 2,000 steps the wider one that their length asks for. */
+export function smoothingShare(bins) {
   const steps = bins.reduce((sum, bin) => sum + bin[4], 0)
-  return Math.min(400, Math.max(10, steps / 10))
+  return Math.max(0.9, 1 - 200 / Math.max(1, steps))
 }
 
 /**
- * The values to show, [low, high]: all of the smoothed curve, and the raw one but for its outliers (a lone spike must
- * not flatten the rest).
+ * The values to show, [low, high]: the first and last losses, all of the smoothed curve, and the raw one but for its
+ * outliers (a lone spike must not flatten the rest).
  */
 export function valueRange(bins, smoothed) {
   if (!bins.length) return [0, 1]
   const lows = bins.map((bin) => bin[2]).sort((a, b) => a - b)
   const highs = bins.map((bin) => bin[3]).sort((a, b) => a - b)
-  const cut = Math.floor(bins.length * 0.02)
-  let low = Math.min(lows[cut], ...minMax(smoothed))
-  let high = Math.max(highs[highs.length - 1 - cut], ...minMax(smoothed))
+  const cut = Math.floor(bins.length * 0.005)
+  const ends = [...bins.slice(0, 3), bins[bins.length - 1]].flatMap((bin) => [bin[2], bin[3]])
+  let [low, high] = minMax([lows[cut], highs[highs.length - 1 - cut], ...ends, ...smoothed])
+  if (isLogarithmic(low, high)) return [low * 0.95, high * 1.05]
   if (!(high > low)) {
     const half = Math.abs(high) * 0.05 || 0.5
     low -= half
@@ -99,6 +89,11 @@ export function valueRange(bins, smoothed) {
   }
   const pad = (high - low) * 0.06
   return [low >= 0 ? Math.max(0, low - pad) : low - pad, high + pad]
+}
+
+/** Whether values that lie in [low, high] are shown on a logarithmic axis: those that span more than a decade. */
+export function isLogarithmic(low, high) {
+  return low > 0 && high > 10 * low
 }
 
 function minMax(values) {
@@ -114,4 +109,16 @@ export function ticks(low, high, wanted = 4) {
   const found = []
   for (let k = Math.ceil(low / step); k * step <= high; k++) found.push(Number((k * step).toPrecision(12)))
   return found
+}
+
+/** 1, 2 and 5 of each decade inside [low, high], or whole decades where that would be too many. */
+export function logTicks(low, high, most = 7) {
+  const found = []
+  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
+    for (const m of [1, 2, 5]) found.push(Number((m * 10 ** power).toPrecision(12)))
+  }
+  const inside = found.filter((value) => value >= low && value <= high)
+  if (inside.length <= most) return inside
+  const decades = inside.filter((value) => Number.isInteger(Math.round(Math.log10(value) * 1e9) / 1e9))
+  return decades.filter((_, i) => i % Math.ceil(decades.length / most) === 0)
 }

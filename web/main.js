@@ -1,10 +1,17 @@
 // Entry of the pack's frontend, and its only .js file: ComfyUI imports every .js it finds under this folder.
 
 import { app } from '../../scripts/app.js'
+import { api } from '../../scripts/api.js'
 
-import { TRAIN_STEPS } from './graph.mjs'
+import { executionId, TRAIN_STEPS } from './graph.mjs'
 import { attachPanel } from './panel.mjs'
 import { linesOf, showLines } from './said.mjs'
+
+/** Nodes of the prompt that runs now that ComfyUI's cache answered for: it sends again what they said long ago. */
+let cached = []
+api.addEventListener('execution_cached', ({ detail }) => {
+  cached = (detail.nodes ?? []).map(String)
+})
 
 app.registerExtension({
   name: 'FluxFFT',
@@ -15,7 +22,7 @@ app.registerExtension({
     node.onExecuted = function (output, ...rest) {
       onExecuted?.call(this, output, ...rest)
       const lines = linesOf(output)
-      if (lines && panel) panel.say(lines)
+      if (lines && panel) panel.say(lines, cached.includes(executionId(this)))
       else if (lines) showLines(this, lines)
     }
   },

@@ -1,7 +1,7 @@
 // The panel on a Train Steps node: a DOM widget that shows one run and offers Pause and Stop.
 
 import { LossChart } from './chart.mjs'
-import { make, setMinHeight, setText } from './dom.mjs'
+import { addDisplay, make, setMinHeight, setText } from './dom.mjs'
 import { count, duration, figure, seconds } from './format.mjs'
 import { isPlaceOf, keepRun, keptRun, runNamedUpstream } from './graph.mjs'
 import { runs } from './store.mjs'
@@ -9,20 +9,13 @@ import { TEXT } from './strings.mjs'
 import { STYLE } from './style.mjs'
 
 const WIDTH = 340
-const HEIGHT = 252
+const HEIGHT = 284
 const BUSY = ['preparing', 'training', 'held']
 
 /** Give `node` its panel. Returns it. */
 export function attachPanel(node) {
   const panel = new Panel(node)
-  const widget = node.addDOMWidget('status', 'flux_fft_status', panel.element, {
-    serialize: false,
-    hideOnZoom: false,
-    getMinHeight: () => HEIGHT,
-    getValue: () => undefined,
-    setValue: () => {},
-  })
-  widget.serialize = false
+  addDisplay(node, 'status', panel.element, { getMinHeight: () => HEIGHT })
   const onRemoved = node.onRemoved
   node.onRemoved = function (...args) {
     panel.destroy()
@@ -53,9 +46,12 @@ class Panel {
     this.ends.abort()
   }
 
-  /** Show the first line that the node had to say when it ran, until the run moves again. */
-  say(lines) {
-    this.said = lines[0]
+  /**
+   * Show the first line that the node had to say when it ran, until the run moves again. The others are what the
+   * state's own hint says. `again`: it did not run, ComfyUI repeats what it said when it did.
+   */
+  say(lines, again) {
+    this.said = again ? TEXT.queuedAgain : lines[0]
     this._render()
   }
 
@@ -106,14 +102,15 @@ class Panel {
 
     this.facts = {}
     const facts = make('dl')
-    for (const key of ['step', 'loss', 'perStep', 'left']) {
+    for (const key of ['step', 'smoothed', 'perStep', 'left']) {
       this.facts[key] = make('dd')
       const group = make('div')
       group.append(this.facts[key], make('dt', '', TEXT[key]))
       facts.append(group)
     }
-    this.line = make('p')
-    this.box.append(head, this.progress, this.chart.element, facts, this.line)
+    this.line = make('p', 'line')
+    this.hint = make('p', 'hint')
+    this.box.append(head, this.progress, this.chart.element, facts, this.line, this.hint)
     root.append(style, this.box)
   }
 
@@ -148,27 +145,40 @@ class Panel {
 
     const loss = this.chart.draw(run?.losses.bins ?? [])
     setText(this.facts.step, run ? (target ? `${count(step)} / ${count(target)}` : count(step)) : '')
-    setText(this.facts.loss, figure(loss ?? status.loss))
+    setText(this.facts.smoothed, figure(loss ?? status.loss))
     setText(this.facts.perStep, seconds(status.seconds_per_step))
     setText(this.facts.left, busy ? duration(status.seconds_left) : '')
     this._say(run, state, asked)
   }
 
-  /** The last line: what went wrong, else what was asked for, what it does, what to do next. */
+  /** The last lines: what went wrong, else what was asked for, what it does, what the node said; what to do next. */
   _say(run, state, asked) {
     const error = run?.requestFailed || (['failed', 'interrupted'].includes(state) && run?.status?.error) || ''
     const done = { pause: 'paused', stop: 'stopped' }[asked] === state
     const wish = done ? '' : { pause: TEXT.pausing, stop: TEXT.stopping }[asked]
-    const text = runs.online ? error || wish || run?.note || this.said || this._hint(run?.status, state) : TEXT.offline
+    const now = runs.online ? error || wish || run?.note || '' : TEXT.offline
+    const hint = now ? '' : this._hint(run?.status, state)
+    const text = now || this.said || hint
     this.line.classList.toggle('is-error', error !== '' && text === error)
     setText(this.line, text)
     this.line.title = text
+    setText(this.hint, text === hint ? '' : hint)
   }
 
   _hint(status, state) {
-    if (state === 'training') return status.save_point_step ? TEXT.saved(count(status.save_point_step)) : TEXT.unsaved
+    if (state === 'training') return savingHint(status)
     if (state === 'interrupted') return TEXT.goesOnFrom(count(status.resume_step ?? 0))
-    if (state === 'finished' && status.worker) return TEXT.hints.finishedInMemory
+    if (state === 'finished') return TEXT.atTarget(count(status.target), Boolean(status.worker))
     return TEXT.hints[state] ?? ''
   }
+}
+
+/** When the run was saved, and when it will be. */
+function savingHint(status) {
+  const last = status.save_point_step ? TEXT.saved(count(status.save_point_step)) : TEXT.unsaved
+  const times = []
+  const before = (seconds) => !Number.isFinite(status.seconds_left) || seconds < status.seconds_left
+  if (Number.isFinite(status.save_in) && before(status.save_in)) times.push(TEXT.saveIn(duration(status.save_in)))
+  if (status.save_at && status.save_at < status.target) times.push(TEXT.saveAt(count(status.save_at)))
+  return TEXT.nextSave(last, times)
 }

@@ -1,11 +1,13 @@
 // What a node had to say when it ran ("encoded 16 pictures, 2 without caption"), as lines on the node. The widget is
 // made with the first words, so that a graph that has not run stays small.
 
-import { make, setMinHeight } from './dom.mjs'
+import { addDisplay, make, setMinHeight } from './dom.mjs'
 import { SAID_STYLE } from './style.mjs'
 
 const LINE = 16
 const MOST_LINES = 8
+/** Name of the widget in which the classic canvas shows a node's pictures. */
+const PICTURE = '$$canvas-image-preview'
 
 /** Lines of an `executed` message, or null where it has none. */
 export function linesOf(output) {
@@ -30,15 +32,10 @@ class Said {
     this.box = make('div', 'said')
     this.box.setAttribute('role', 'status')
     root.append(make('style', '', SAID_STYLE), this.box)
-    const widget = node.addDOMWidget('said', 'flux_fft_said', this.element, {
-      serialize: false,
-      hideOnZoom: false,
+    this.widget = addDisplay(node, 'said', this.element, {
       getMinHeight: () => this.height,
       getMaxHeight: () => this.height,
-      getValue: () => undefined,
-      setValue: () => {},
     })
-    widget.serialize = false
   }
 
   get height() {
@@ -53,7 +50,17 @@ class Said {
     const rows = lines.reduce((sum, line) => sum + Math.ceil(line.length / perRow), 0)
     this.lines = Math.min(MOST_LINES, rows)
     setMinHeight(this.element, this.height)
+    this._goAbovePicture()
     const [width, height] = this.node.computeSize()
     this.node.setSize([Math.max(this.node.size[0], width), Math.max(this.node.size[1], height)])
+  }
+  /** Pictures fill what is left of the node below the other widgets: behind one, the lines would hang out of it. */
+  _goAbovePicture() {
+    const widgets = this.node.widgets
+    const picture = widgets.findIndex((widget) => widget.name === PICTURE)
+    const own = widgets.indexOf(this.widget)
+    if (picture < 0 || own < picture) return
+    widgets.splice(own, 1)
+    widgets.splice(picture, 0, this.widget)
   }
 }

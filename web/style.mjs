@@ -67,6 +67,7 @@ p {
   flex: none; margin: 0; min-height: 16px; color: var(--dim); overflow: hidden; overflow-wrap: anywhere;
   display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
 }
+p:empty { display: none; }
 p.is-error { color: var(--error-text, #ff6b6b); }
 `
 

@@ -154,7 +154,7 @@ class Panel:
         self.canvas, self.node = canvas, node
 
     def read(self) -> dict[str, Any]:
-        """state, run, step, loss, per step, left, line; whether pause, stop can be pressed; points of the curve."""
+        """state, run, step, loss (smoothed), per step, left, line, hint; whether pause, stop can be pressed; points of the curve."""
         return json.loads(self.canvas.page.evaluate("""(id) => {
           const node = window.app.canvas.graph.getNodeById(id)
           const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot
@@ -162,7 +162,8 @@ class Panel:
           const facts = [...root.querySelectorAll('dl > div')].map((d) => [
             d.querySelector('dt').textContent, d.querySelector('dd').textContent])
           return JSON.stringify({
-            ...Object.fromEntries(facts), state: text('.state'), run: text('.run-name'), line: text('p'),
+            ...Object.fromEntries(facts), state: text('.state'), run: text('.run-name'), line: text('.line'),
+            hint: text('.hint'),
             pause: !root.querySelector('.pause').disabled, stop: !root.querySelector('.stop').disabled,
             curve: (root.querySelector('.bold').getAttribute('d') ?? '').split('L').length,
             last: root.querySelector('.steps span:last-child')?.textContent ?? '',

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from trainer.plot import smoothed
+
 WEB = Path(__file__).resolve().parents[2] / "web"
 
 
@@ -52,22 +54,23 @@ def test_numbers_are_short_and_true(js: Callable[[str], Any]) -> None:
     assert js("[0, 1500, 1234567].map(format.count)") == ["0", "1,500", "1,234,567"]
 
 
-def test_smoothing_keeps_constants_and_slopes(js: Callable[[str], Any]) -> None:
-    flat = js("losses.smooth(Array.from({length: 50}, (_, i) => [i + 1, 0.5, 0.5, 0.5, 1]), 20)")
-    assert flat == pytest.approx([0.5] * 50, abs=1e-12)
-    slope = js("losses.smooth(Array.from({length: 400}, (_, i) => [i + 1, i + 1, 0, 1, 1]), 20)")
-    assert slope[150:250] == pytest.approx(list(range(151, 251)), abs=1e-3), "drawn neither early nor late"
-    rise = js("losses.smooth(Array.from({length: 200}, (_, i) => [i + 1, +(i >= 100), 0, 1, 1]), 20)")
-    assert rise[50] < 0.01 and rise[150] > 0.99 and rise[99] < 0.5 < rise[100]
-    noise = js("losses.smooth(Array.from({length: 400}, (_, i) => [i + 1, i % 2, 0, 1, 1]), 20)")
-    assert noise[50:350] == pytest.approx([0.5] * 300, abs=0.06)
+def test_the_smooth_line_begins_at_the_first_loss_and_is_the_loss_plots(js: Callable[[str], Any]) -> None:
+    points = [(i, 0.2 + 1.8 * math.exp(-i / 30) + 0.1 * math.sin(7 * i)) for i in range(1, 301)]
+    bins = json.dumps([[step, loss, loss, loss, 1] for step, loss in points])
+    share = js(f"losses.smoothingShare({bins})")
+    assert share == pytest.approx(0.9), "Loss Plot's default"
+    line = js(f"losses.smooth({bins}, {share})")
+    assert line[0] == pytest.approx(points[0][1])
+    assert line == pytest.approx([loss for _, loss in smoothed(points, 0.9)])
+    assert js(f"losses.smooth({bins}.slice(0, 20), {share})") == pytest.approx(line[:20]), "it does not move later"
+    assert js("losses.smoothingShare([[10000, 1, 1, 1, 10000]])") == pytest.approx(0.98)
 
 
 def test_merged_bins_smooth_much_as_single_steps_do(js: Callable[[str], Any]) -> None:
-    single = js("losses.smooth(Array.from({length: 300}, (_, i) => [i + 1, Math.cos(i / 60), 0, 1, 1]), 30)")
+    single = js("losses.smooth(Array.from({length: 300}, (_, i) => [i + 1, Math.cos(i / 60), 0, 1, 1]), 0.95)")
     merged = js("""losses.smooth(Array.from({length: 100}, (_, i) => [3 * i + 3,
-        [0, 1, 2].reduce((s, k) => s + Math.cos((3 * i + k) / 60), 0) / 3, 0, 1, 3]), 30)""")
-    assert merged == pytest.approx(single[1::3], abs=0.02)
+        [0, 1, 2].reduce((s, k) => s + Math.cos((3 * i + k) / 60), 0) / 3, 0, 1, 3]), 0.95)""")
+    assert merged == pytest.approx(single[2::3], abs=0.02)
 
 
 def test_a_long_curve_is_merged_and_loses_nothing(js: Callable[[str], Any]) -> None:
@@ -97,6 +100,20 @@ def test_the_range_shows_the_curve_and_not_one_spike(js: Callable[[str], Any]) -
     assert 0.2 < low < 0.31 and 0.49 < high < 0.6
     low, high = js("losses.valueRange([[1, 2, 2, 2, 1], [2, 2, 2, 2, 1]], [2, 2])")
     assert low < 2 < high
+
+
+@pytest.mark.parametrize("steps", [12, 300, 3000])
+def test_the_range_holds_the_first_losses_and_goes_logarithmic_beyond_a_decade(
+        js: Callable[[str], Any], steps: int) -> None:
+    low, high, log, marks = js(f"""(() => {{ const bins = Array.from({{length: {steps}}}, (_, i) => {{
+      const v = i ? 0.15 + 0.5 * Math.exp(-i / 20) : 2.0
+      return [i + 1, v, v, v, 1] }})
+      const [low, high] = losses.valueRange(bins, losses.smooth(bins, 0.9))
+      return [low, high, losses.isLogarithmic(low, high), losses.logTicks(low, high)] }})()""")
+    assert 0 < low < 0.15 + 0.5 * math.exp(-(steps - 1) / 20) and 2.0 < high
+    assert log is (steps > 12)
+    assert len(marks) >= 2 and all(low <= mark <= high for mark in marks) and marks == sorted(marks)
+    assert js("losses.logTicks(1e-9, 1e3).length") <= 7
 
 
 @pytest.mark.parametrize("low, high", [(0, 1), (0.213, 0.498), (-3, 12345), (1e-7, 3e-7), (0.4, 0.40001)])

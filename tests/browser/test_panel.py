@@ -16,7 +16,7 @@ import pytest
 from tests.browser.canvas import Canvas
 from tests.comfyui.server import Server
 
-DEMO = Path(__file__).resolve().parents[2] / "example_workflows" / "demo_any_machine.json"
+DEMO = Path(__file__).resolve().parents[2] / "example_workflows" / "Flux full fine-tune - demo on any machine.json"
 MANY = 1_000_000
 """More steps than are trained while a test lasts."""
 
@@ -159,17 +159,97 @@ def test_a_finished_run_and_one_that_is_queued_again_say_so(canvas: Callable[...
         wait_idle(server)
         assert server.steps("short") == trained
         shown = panel.read()
-        assert shown["state"] == "Finished" and "'short'" in shown["line"], "what the node had to say"
+        assert shown["state"] == "Finished" and shown["line"].startswith("Queued again"), "the cache answered"
+        assert "target of 12" in shown["hint"] and "raise steps" in shown["hint"]
         start = next(n for n in page.nodes() if n["type"] == "FluxFFTStart")
         assert any("16 pictures" in line for line in page.said(start["id"]))
+        plot = next(n for n in page.nodes() if n["type"] == "FluxFFTLossPlot")["id"]
+        assert said_fits(page, plot)
         page.fit()
         page.screenshot("finished")
         saved = page.saved()
         node = next(n for n in saved["nodes"] if str(n["id"]) == train)
         assert node["properties"]["flux_fft_run"] == "short" and len(node["widgets_values"]) == 1
         assert set(page.api_prompt()[train]["inputs"]) <= {"run", "steps", "previews", "after"}
+
+        page.reload()
+        assert "raise steps" in panel.wait("p.state === 'Finished'", 10)["line"], "the browser has forgotten the rest"
+        page.queue()
+        panel.wait("p.line.startsWith('Queued again') && p.hint.includes('raise steps')", 30)
+        page.page.wait_for_timeout(1000)
+        assert said_fits(page, plot), "the picture was there before the text"
+        page.show(plot)
+        page.screenshot("requeued-loss-plot")
     finally:
         stop(server, "short")
+
+
+def said_fits(page: Canvas, node: str) -> bool:
+    """Whether a node's text lies inside it, above its picture."""
+    page.page.wait_for_function("(id) => window.app.canvas.graph.getNodeById(id).widgets.some((w) => w.name === 'said')",
+                                arg=node)
+    found = page.page.evaluate("""(id) => {
+      const node = window.app.canvas.graph.getNodeById(id)
+      node.arrange?.()
+      const at = (name) => node.widgets.findIndex((w) => w.name === name)
+      const said = node.widgets[at('said')], picture = at('$$canvas-image-preview')
+      return { inside: said.y + said.computedHeight <= node.size[1] + 1, above: picture < 0 || at('said') < picture }
+    }""", node)
+    return found["inside"] and found["above"]
+
+
+def test_a_run_that_was_queued_without_a_workflow_shows_only_where_the_graph_leads_to_it(
+        canvas: Callable[..., Canvas], server: Server) -> None:
+    page = canvas()
+    train = demo(page, "by_api", 5)
+    prompt = page.api_prompt()
+    page.load({"last_node_id": 0, "last_link_id": 0, "nodes": [], "links": [], "version": 0.4})
+    page.page.evaluate("""(id) => {
+      const node = window.LiteGraph.createNode('FluxFFTTrainSteps')
+      node.id = id
+      window.app.canvas.graph.add(node)
+    }""", int(train))
+    server.post("/prompt", {"prompt": prompt})
+    try:
+        wait_idle(server, 180)
+        page.page.wait_for_timeout(2000)
+        assert server.steps("by_api") == [1, 2, 3, 4, 5]
+        assert {"run": "by_api", "workflow_id": "", "node_id": train} in server.get("/flux_fft/runs")["places"]
+        shown = page.panel(train).read()
+        assert shown["state"] == "No run yet" and not shown["stop"]
+        demo(page, "other", 5)
+        page.page.wait_for_timeout(1000)
+        assert page.panel(train).read()["state"] == "No run yet", "its Start names another run"
+        demo(page, "by_api", 5)
+        page.panel(train).wait("p.state === 'Finished' && p.run === 'by_api'", 10)
+    finally:
+        stop(server, "by_api")
+
+
+def test_the_properties_panel_leaves_the_panel_as_wide_as_its_node(
+        canvas: Callable[..., Canvas], server: Server) -> None:
+    if not server.install.at_least(0, 20):
+        pytest.skip("there is no properties panel in this frontend")
+    page = canvas()
+    train = demo(page, "unqueued", 5)
+    page.show(train)
+    panel = page.panel(train)
+    before = panel.read()["box"]["width"]
+    page.page.evaluate("(id) => { const c = window.app.canvas; c.selectNode(c.graph.getNodeById(id)) }", train)
+    page.page.get_by_label("Toggle properties panel").first.click()
+    page.page.wait_for_timeout(1500)
+    page.screenshot("properties-panel")
+    sidebar = page.page.locator("[data-testid='properties-panel'], .right-side-panel, aside").all_inner_texts()
+    assert any("steps" in text for text in sidebar), "the node's parameters are listed"
+    assert panel.read()["box"]["width"] == pytest.approx(before, abs=1)
+    widget = page.page.evaluate("""(id) => {
+      const w = window.app.canvas.graph.getNodeById(id).widgets.find((w) => w.name === 'status')
+      w.width = 278
+      window.app.canvas.setDirty(true, true)
+      return w.options.hideInPanel
+    }""", train)
+    page.page.wait_for_timeout(500)
+    assert widget and panel.read()["box"]["width"] == pytest.approx(before, abs=1)
 
 
 def test_another_workflow_with_the_same_node_ids_does_not_take_the_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import random
 import sys
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import DatasetConfig, ModelConfig, RunConfig
+from trainer.config import DatasetConfig, ModelConfig, RecipeConfig, RunConfig
 from trainer.run import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +95,27 @@ def test_going_back_asks_the_reader_to_begin_anew(run: RunDirectory) -> None:
     run.append("resumed", step=5)
     _train(run, 6, 6)
     assert not reader.news()["reset"], "resuming at the last step takes nothing back"
+
+
+def test_when_the_next_save_is_due(tmp_path: Path) -> None:
+    recipe = RecipeConfig(save_every_minutes=10, save_every_steps=40)
+    config = RunConfig(name="r", model=ModelConfig(flux="f.safetensors"), dataset=DatasetConfig(folder="d"),
+                       recipe=recipe)
+    run = RunDirectory.create(tmp_path / "r", config, {"format": 1, "samples": []})
+    _train(run, 1, 20)  # half a second each
+    reader = follow.Follower(run.path)
+    reader.begin()
+    status = reader.snapshot()["status"]
+    assert (status["save_in"], status["save_at"]) == (590, 40)
+    _train(run, 21, 40)
+    assert [reader.news()[key] for key in ("save_in", "save_at")] == [580, 80]
+    run.append("saved", step=40, seconds=1.0)
+    assert reader.news()["save_in"] == 600
+    _train(run, 41, 42)
+    run.transition("preparing")
+    assert reader.news()["save_in"] == follow.Follower(run.path).snapshot()["status"]["save_in"] == 600
+    run.update(dataclasses.replace(config, recipe=RecipeConfig(save_every_minutes=0)))
+    assert [reader.news()[key] for key in ("save_in", "save_at")] == [None, None]
 
 
 def test_a_loss_that_is_no_number_is_left_out(run: RunDirectory) -> None:

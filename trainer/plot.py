@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Points = Sequence[tuple[int, float | None]]
 """(step, loss) in order of the steps; None where a loss was no number."""
+FIXED = "loss at fixed noise and noise levels (comparable between steps)"
 
 
 def smoothed(points: Points, share: float) -> list[tuple[int, float]]:
@@ -43,6 +44,7 @@ def draw_losses(
     Raises ``ValueError`` if there is nothing to draw or matplotlib is missing.
     """
     try:
+        from matplotlib import ticker
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -61,10 +63,17 @@ def draw_losses(
         axes.plot(*zip(*raw, strict=True), color="#9db4d6", linewidth=0.8, marker=dots, label="each step")
         axes.plot(*zip(*line, strict=True), color="#1f4e9e", linewidth=2, label=f"smoothed ({smoothing:g})")
     if fixed:
-        axes.plot(*zip(*fixed, strict=True), "o:", color="#c8501e", linewidth=1, label="at fixed noise")
+        # A line between two or three points looks like a course that the loss took.
+        style = "o:" if len(fixed) >= 4 else "o"
+        axes.plot(*zip(*fixed, strict=True), style, color="#c8501e", linewidth=1, label=FIXED)
     values = [loss for _, loss in (*raw, *fixed)]
-    if min(values) > 0 and max(values) > 20 * min(values):
+    # The panel on Train Steps (web/losses.mjs) takes the same axis.
+    if min(values) > 0 and max(values) > 10 * min(values):
         axes.set_yscale("log")
+        if max(values) < 1e4 * min(values):
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+            axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     axes.set_title(title)

@@ -94,7 +94,7 @@ class History:
 
     def summary(self) -> dict[str, Any]:
         """The numbers that a panel shows, as plain JSON types; None where there is none yet."""
-        recent = [e["seconds"] for e in self.steps[-WINDOW:]]
+        recent = [e["seconds"] for e in self.steps[-WINDOW:] if "seconds" in e]
         seconds = statistics.median(recent) if recent else None
         to_go = max(0, self.target - self.step) if self.target is not None else None
         return {

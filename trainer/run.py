@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from . import files
 from .compare import ASK, MAY_CHANGE, REFUSE, Difference, compare, flat, relocate
 from .config import FORMAT_VERSION, RunConfig, from_dict, to_dict
+from .data.manifest import check_manifest
 from .events import OPEN_STATES, TRANSITIONS, EventLog
 from .savepoints import SavePoint, clear, save_points, write_save_point
 
@@ -105,7 +106,9 @@ class RunDirectory:
     @property
     def dataset(self) -> dict[str, Any]:
         """The manifest of cached samples (its ``cache`` is relative to the run directory unless absolute)."""
-        return files.read_json(self.path / "dataset.json")
+        manifest = files.read_json(self.path / "dataset.json")
+        check_manifest(manifest)
+        return manifest
 
     def flux(self, *, resumed: bool) -> FileInfo:
         """What Flux is trained: that of the model's file, which is noted; as noted, where the run is ``resumed``.
@@ -133,13 +136,20 @@ class RunDirectory:
         """Differs between runs, also between one that was deleted and its successor of the same name."""
         return str(self._facts()["uid"])
 
+    def is_still(self, uid: str) -> bool:
+        """Whether the folder is that run's: not if it was deleted or moved, or another run was made in its place."""
+        return (self.path / "run.json").exists() and self.uid == uid
+
     @property
     def rollbacks(self) -> int:
         """How often the user has gone back to an earlier step."""
         return int(self._facts()["rollbacks"])
 
     def _facts(self) -> dict[str, Any]:
-        return files.read_json(self.path / "run.json")
+        facts = files.read_json(self.path / "run.json")
+        if not {"uid", "rollbacks"} <= set(facts):
+            raise ValueError(f"{self.path / 'run.json'} is damaged: put it back from a copy, or begin another run")
+        return facts
 
     def update(self, config: RunConfig, dataset: dict[str, Any] | None = None) -> list[str]:
         """Take new settings; returns the names of those that changed. A worker takes them at its next ``train``."""

@@ -42,6 +42,7 @@ class Session:
         """What the engine is doing: loading, training, evaluating, predicting, saving, exporting or idle."""
         self.parked = False
         self._save_every, self._watch = save_every, watch
+        self._uid = run.uid
         self._described: tuple[RunConfig, dict[str, Any]] | None = None
         self._unsaved_seconds = 0.0
         self._tried = True
@@ -53,6 +54,9 @@ class Session:
         """Note that the run is being loaded, and the step it goes on from: whoever asks from now on is told that."""
         self.activity = "loading"
         point = self.run.latest_save_point()
+        if self.state is None and point is not None:
+            log.warning("the run's events are lost: its history begins anew with the save point of step %d", point.step)
+            self.transition("created")
         self.transition("preparing")
         if point is not None or self.run.losses():
             self.event("resumed", durable=True, step=point.step if point else 0)
@@ -219,6 +223,8 @@ class Session:
         trainer = self.trainer
         if trainer is None or trainer.torn:
             return 0
+        if self.gone:
+            raise ValueError(f"run {self.run.name!r} cannot be saved: its folder {self.run.path} was deleted or moved")
         point = self.run.latest_save_point()
         if trainer.step > (point.step if point else 0):
             self.activity, started = "saving", time.monotonic()
@@ -252,17 +258,24 @@ class Session:
     # -- notes
 
     @property
+    def gone(self) -> bool:
+        """Whether the run's folder was deleted or moved under it: nothing may be written where it was."""
+        return not self.run.is_still(self._uid)
+
+    @property
     def state(self) -> str | None:
         """The run's state, as noted last."""
         return self.run.log.history().state
 
     def event(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
         """Note that something happened."""
-        self._tell(self.run.append(kind, durable=durable, **fields))
+        if not self.gone:
+            self._tell(self.run.append(kind, durable=durable, **fields))
 
     def transition(self, state: str, **fields: Any) -> None:
         """Move the run to another state."""
-        self._tell(self.run.transition(state, **fields))
+        if not self.gone:
+            self._tell(self.run.transition(state, **fields))
 
     def fail(self, error: Exception) -> None:
         """Note why the run cannot go on. What is not the user's fault goes to the log with its traceback."""

@@ -87,7 +87,8 @@ class Worker:
                 with self.run.log.changed:
                     self.run.log.changed.notify_all()
                 server.close(5.0)
-                self.run.address_file.unlink(missing_ok=True)
+                if not self._session.gone:
+                    self.run.address_file.unlink(missing_ok=True)
             log.info(ENDED)
         return self._exit_code
 
@@ -222,6 +223,9 @@ class Worker:
 
     def _work(self) -> None:
         while not self.quitting:
+            if self._session.gone:
+                self._exit_code, self.quitting = EXIT_FAILED, "the run's folder was deleted or moved"
+                return
             training = self._goal is not None and self.failure is None
             # Short waits: Windows delivers Ctrl-C only between them.
             job = self._jobs.next(0 if training else min(0.5, self.idle_park / 2, self.idle_exit / 2))
@@ -340,6 +344,8 @@ class Worker:
 
     def _leave(self) -> None:
         log.info("exiting: %s", self.quitting)
+        if self._session.gone:
+            return
         try:
             self._session.save()
             with self._lock:

@@ -68,14 +68,13 @@ class FluxFFTTrainSteps(io.ComfyNode):
             node_id="FluxFFTTrainSteps",
             display_name="Train Steps",
             category=handles.CATEGORY,
-            description="Trains the run until it is this many steps further than the run that comes in. Queue again "
-                        "after Cancel to go on; raise the steps to train further. When the target is reached, "
-                        "nothing more happens.",
+            description="Steps are targets: trains until (step of the run that comes in) + steps. Queue again after "
+                        "Cancel to go on to the target; at the target, queueing again trains nothing.",
             inputs=[
                 handles.Run.Input("run", tooltip="The run to train, from Start, Open a Run or an earlier Train Steps."),
                 io.Int.Input("steps", default=500, min=1, max=10_000_000,
-                             tooltip="Steps (updates of all weights) to train beyond the run that comes in. Raise "
-                                     "it from 500 to 800 and queue again to train 300 more."),
+                             tooltip="A target: trains until (step of the run that comes in) + steps. Start comes "
+                                     "in at step 0. Raise 500 to 800 and queue again to train 300 more."),
                 handles.Previews.Input("previews", optional=True,
                                        tooltip="Pictures to sample every so many steps while training. Connect "
                                                "Preview Settings to watch the model learn."),

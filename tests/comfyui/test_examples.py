@@ -11,7 +11,8 @@ from tests.comfyui.server import PACK, Graph, Server
 from tests.comfyui.workflows import to_prompt
 from trainer.demo_data import write_demo
 
-TWINS = {"demo_any_machine": "demo", "flux1_dev_previews_every_250_steps": "flux_dev"}
+TWINS = {"Flux full fine-tune - demo on any machine": "demo",
+         "Flux full fine-tune - FLUX.1 dev with previews": "flux_dev"}
 
 
 def twin(name: str) -> Graph:

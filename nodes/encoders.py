@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..trainer.config import ModelConfig
 from ..trainer.data.cache import Cache, caption_key
 from ..trainer.flux.variants import fingerprint, require_flux, text_length
-from ..trainer.header import read_header
+from ..trainer.header import TensorInfo, read_header
 from . import bridge, demo_parts
 from .handles import ModelHandle
 
@@ -20,22 +21,49 @@ if TYPE_CHECKING:
 
 CLIP_L = ("text_model.encoder.layers.11.mlp.fc1.weight", (3072, 768))
 T5_XXL = ("encoder.block.23.layer.0.SelfAttention.k.weight", (4096, 4096))
-"""A tensor that tells each text encoder from others: ComfyUI would load any file, and encode nonsense."""
+FLUX_VAE = ("decoder.conv_in.weight", (512, 16, 3, 3))
+"""A tensor that tells each file from others: ComfyUI would load many, and encode nonsense or fail in many lines."""
 
 
 def check_text_files(clip_l: str, t5: str) -> None:
     """Raise ``ValueError`` unless one file is a CLIP-L and the other a T5-XXL, in either order."""
-    kinds = {"clip_l": (clip_l, "CLIP-L", CLIP_L), "t5": (t5, "T5-XXL", T5_XXL)}
-    headers = {path: read_header(path).tensors for path in (clip_l, t5)}
-    for name, (path, called, (tensor, shape)) in kinds.items():
-        if not any(tensor in tensors and tensors[tensor].shape == shape for tensors in headers.values()):
+    tables = [_tensors("clip_l", clip_l), _tensors("t5", t5)]
+    for name, path, called, kind in (("clip_l", clip_l, "CLIP-L", CLIP_L), ("t5", t5, "T5-XXL", T5_XXL)):
+        if not any(_is(kind, tensors) for tensors in tables):
             raise ValueError(f"{name} is {path}: this is no {called} text encoder, choose another file")
+
+
+def check_vae_file(path: str) -> None:
+    """Raise ``ValueError`` unless the file is a VAE of Flux's kind, with latents of 16 channels."""
+    if not _is(FLUX_VAE, _tensors("vae", path)):
+        raise ValueError(f"vae is {path}: this is no VAE for FLUX.1, choose another file (ae.safetensors)")
+
+
+def check_files(config: ModelConfig) -> None:
+    """Raise ``ValueError`` unless the encoders' files that are chosen are such files, the demo's or others."""
+    texts = [path for path in (config.clip_l, config.t5) if path]
+    if len(texts) == 2 and not any(demo_parts.kind_of(path) == demo_parts.CAPTIONS for path in texts):
+        check_text_files(*texts)
+    if config.vae and demo_parts.kind_of(config.vae) != demo_parts.VAE:
+        check_vae_file(config.vae)
+
+
+def _tensors(name: str, path: str) -> dict[str, TensorInfo]:
+    try:
+        return read_header(path).tensors
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name} is {path}: choose another file ({error})") from None
+
+
+def _is(kind: tuple[str, tuple[int, ...]], tensors: dict[str, TensorInfo]) -> bool:
+    return kind[0] in tensors and tensors[kind[0]].shape == kind[1]
 
 
 class Encoders:
     """The text encoders and the VAE of a model handle. ``with`` it: on leaving, what was loaded is dropped."""
 
     def __init__(self, model: ModelHandle) -> None:
+        check_files(model.config)
         self.model = model
         self.cache = Cache(bridge.home() / "cache")
         self.info = require_flux(model.config.flux)
@@ -84,7 +112,6 @@ class Encoders:
             if not path:
                 raise ValueError(f"{name} is not chosen: choose the file of this text encoder in Flux Model to Train, "
                                  "or connect a CLIP there")
-        check_text_files(config.clip_l, config.t5)
         return given
 
     def _linked(self, what: str) -> Any:
@@ -137,6 +164,7 @@ class Encoders:
 
     def decode(self, latent: Tensor) -> Tensor:
         """Pictures [B, H, W, 3] in 0..1 of latents in the VAE's own space."""
+        bridge.throw_if_cancelled()
         return self.vae().decode(latent).float().cpu().clamp(0, 1)
 
     def prompts(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:

@@ -6,7 +6,7 @@ from comfy_api.latest import io
 
 from ..trainer.config import ModelConfig
 from ..trainer.flux.variants import require_flux
-from . import bridge, handles
+from . import bridge, encoders, handles
 
 FROM_LINK = "from the link"
 
@@ -14,7 +14,7 @@ FROM_LINK = "from the link"
 class FluxFFTModel(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        encoders = [FROM_LINK, *bridge.model_files("text_encoders")]
+        texts = [FROM_LINK, *bridge.model_files("text_encoders")]
         return io.Schema(
             node_id="FluxFFTModel",
             display_name="Flux Model to Train",
@@ -26,10 +26,10 @@ class FluxFFTModel(io.ComfyNode):
                                tooltip="File of the Flux weights, bf16, f16 or f32, from models/diffusion_models or "
                                        "models/checkpoints. Choose dev, Krea or schnell; fp8, nf4 and GGUF files "
                                        "cannot be trained."),
-                io.Combo.Input("clip_l", options=encoders,
+                io.Combo.Input("clip_l", options=texts,
                                tooltip="File of the CLIP-L text encoder (clip_l.safetensors). "
                                f"Choose '{FROM_LINK}' when clip_override is connected."),
-                io.Combo.Input("t5", options=encoders,
+                io.Combo.Input("t5", options=texts,
                                tooltip="File of the T5-XXL text encoder (t5xxl_fp16.safetensors). "
                                f"Choose '{FROM_LINK}' when clip_override is connected."),
                 io.Combo.Input("vae", options=[FROM_LINK, *bridge.model_files("vae")],
@@ -56,6 +56,7 @@ class FluxFFTModel(io.ComfyNode):
         elif vae_override is None:
             raise ValueError(f"vae is '{FROM_LINK}', but vae_override is not connected: choose a file or connect a VAE")
         config = ModelConfig(flux=path, clip_l=clip_l, t5=t5, vae="" if vae_override is not None else vae_file)
+        encoders.check_files(config)
         return io.NodeOutput(handles.ModelHandle(
             config=config, clip_key=bridge.keep(clip_override), vae_key=bridge.keep(vae_override)))
 

@@ -10,10 +10,11 @@ from typing import Any
 from ..trainer.compare import MAY_CHANGE, REFUSE, Difference, compare
 from ..trainer.config import RunConfig
 from ..trainer.data import cache, scan
+from ..trainer.files import write_json
 from ..trainer.flux.variants import require_flux
 from ..trainer.memory import plan as planning
 from ..trainer.run import RunDirectory
-from . import bridge, registry
+from . import bridge, registry, words
 from .encoders import Encoders
 from .handles import ModelHandle, RunHandle
 
@@ -37,13 +38,15 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
     require_flux(config.model.flux)
     existing, config, notes = choose(config, if_different)
     model = dataclasses.replace(model, config=config.model)
-    manifest, told = encode(config, model, node_id)
-    shapes = [tuple(sample["shape"]) for sample in manifest["samples"]]
+    report = scan.scan_folder(config.dataset, progress=_bar(node_id))
     bridge.unload_models()  # what they hold is free for the training
+    # Before anything is encoded: that can take an hour, in vain where the plan is impossible.
+    shapes = [(height // 8, width // 8) for width, height in (sample.bucket for sample in report.samples)]
     plan = planning.resolve(config, require_flux(config.model.flux), shapes)
     # The memory that this run's own worker holds now is no longer free, but its own.
     if not plan.fits and not (existing is not None and existing.worker_alive()):
         raise ValueError("this training does not fit this machine: " + "; ".join(plan.reasons))
+    manifest, told = encode(report, config, model, node_id)
     fits = f"Plan: {plan.ram_gb:.1f} GiB of RAM" + (f", {plan.vram_gb:.1f} GiB of VRAM" if plan.vram_gb else "")
     fits += f" on {plan.device}"
     if existing is None:
@@ -51,8 +54,7 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
         state = f"Run {run.name!r} is new"
     else:
         run = existing
-        if manifest["fingerprint"] != run.dataset.get("fingerprint"):
-            notes.append(f"the pictures changed: {len(run.dataset['samples'])} were trained, now {len(shapes)}")
+        notes += pictures_changed(run, manifest)
         run.update(config, manifest)
         state = f"Run {run.name!r} goes on from step {run.status()['resume_step']}"
     registry.remember_model(run.uid, model)
@@ -109,21 +111,33 @@ def refusal(name: str, differences: list[Difference]) -> str:
     return f"run_name {name!r} exists and is another run ({what}): choose another run_name, or {choices}"
 
 
-def encode(config: RunConfig, model: ModelHandle, node_id: str | None) -> tuple[dict[str, Any], list[str]]:
+def pictures_changed(run: RunDirectory, manifest: dict[str, Any]) -> list[str]:
+    """A line if the run was trained on others than those of ``manifest``, which replaces one that is damaged."""
+    try:
+        known = run.dataset
+        if manifest["fingerprint"] == known["fingerprint"]:
+            return []
+        return [f"the pictures changed: {len(known['samples'])} were trained, now {len(manifest['samples'])}"]
+    except (ValueError, LookupError, TypeError) as error:
+        write_json(run.path / "dataset.json", manifest)
+        return [f"the list of its pictures is made anew ({error})"]
+
+
+def encode(report: scan.ScanReport, config: RunConfig, model: ModelHandle,
+           node_id: str | None) -> tuple[dict[str, Any], list[str]]:
     """The manifest of the dataset, with what was not cached encoded; and lines about the pictures."""
-    report = scan.scan_folder(config.dataset, progress=_bar(node_id))
     with Encoders(model) as encoders:
         manifest = cache.prepare(
             report, config.dataset, encoders.cache, encode_images=encoders.encode_images,
             encode_captions=encoders.encode_captions, vae_id=encoders.vae_id, text_id=encoders.text_id,
             token_length=encoders.token_length, progress=_bar(node_id), run_dir=bridge.run_dir(config.name))
-    lines = [f"{len(report.samples)} pictures, {len(report.buckets())} sizes"]
+    lines = [f"{words.count(len(report.samples), 'picture')}, {words.count(len(report.buckets()), 'size')}"]
     if report.uncaptioned:
-        lines.append(f"{report.uncaptioned} pictures have no caption: trained with the trigger word, or their file "
-                     "name's words")
+        lines.append(f"Without a caption: {words.count(report.uncaptioned, 'picture')}, trained with the trigger word, "
+                     "or the words of the file's name")
     if report.skipped:
         path, reason = report.skipped[0]
-        lines.append(f"{len(report.skipped)} pictures cannot be used, such as {path}: {reason}")
+        lines.append(f"Not usable: {words.count(len(report.skipped), 'picture')}, such as {path}: {reason}")
     lines += [f"{path} {what}" for path, what in report.warnings[:5]]
     return manifest, lines
 

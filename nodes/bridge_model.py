@@ -24,13 +24,14 @@ def _refuse(what: str) -> None:
                      "or export a checkpoint and use it there")
 
 
-def proxy_model(flux: dict[str, Any], predict: Predict) -> Any:
-    """A ComfyUI MODEL without weights: sampling it asks ``predict`` for the velocity.
+def proxy_model(flux: dict[str, Any], predict: Predict, done: Callable[[], None] | None = None) -> Any:
+    """A ComfyUI MODEL without weights: sampling it asks ``predict`` for the velocity, and calls ``done`` at its end.
 
     ``flux``: the fields of FluxParams. Patches and conditions that the worker cannot honour raise ``ValueError``.
     """
     import comfy.model_base
     import comfy.model_management
+    import comfy.patcher_extension
     import comfy.supported_models
     import torch
 
@@ -47,7 +48,10 @@ def proxy_model(flux: dict[str, Any], predict: Predict) -> Any:
         return unet(flux, predict)
 
     model = base(config, model_type=sampling, device=device, unet_model=build)
-    return patcher(model, load_device=device, offload_device=torch.device("cpu"))
+    made = patcher(model, load_device=device, offload_device=torch.device("cpu"))
+    if done is not None:
+        made.add_callback(comfy.patcher_extension.CallbacksMP.ON_CLEANUP, lambda _: done())
+    return made
 
 
 @functools.cache

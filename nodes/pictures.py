@@ -7,15 +7,18 @@ looked up by these, so that a graph that is queued again, when the run has long 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..trainer.files import read_json, replace, write_json
 from ..trainer.flux.variants import require_flux
-from . import bridge_model, registry
+from . import bridge_model, registry, words
 from .encoders import Encoders
 from .handles import PreviewSettings, RunHandle
 
@@ -34,20 +37,43 @@ def predictor(handle: RunHandle) -> bridge_model.Predict:
         return registry.client(handle.name).predict(*values, step=handle.step)
 
     def predict(*values: Any) -> Tensor:
-        registry.open_directory(handle)
-        try:
-            return registry.cancellable(ask, *values)
-        except RunMovedOn as error:
-            raise ValueError(f"run {handle.name!r}: {error}") from None
+        with words.speaking({}):  # it is called by other nodes than ours
+            run = registry.open_directory(handle)
+            try:
+                return registry.cancellable(ask, *values)
+            except RunMovedOn:
+                now = run.status()["resume_step"]
+                raise ValueError(
+                    f"run {run.name!r} is at step {now} and this MODEL stands for its step {handle.step}: raise the "
+                    f"steps of Train Steps so that it ends at {now} or later, take the newest weights from Open a Run, "
+                    "or connect the sampler's output to the `after` input of the next Train Steps") from None
 
     return predict
 
 
-def proxy(handle: RunHandle, run: RunDirectory) -> Any:
-    """A ComfyUI MODEL of the run's weights at the handle's step. The worker is opened when it is first sampled."""
+def proxy(handle: RunHandle, run: RunDirectory, *, parks: bool = True) -> Any:
+    """A ComfyUI MODEL of the run's weights at the handle's step. The worker is opened when it is first sampled.
+
+    ``parks``: at the end of each sampling it gives back its VRAM, for the VAE to decode.
+    """
     info = require_flux(run.config.model.flux)
     assert info.flux is not None
-    return bridge_model.proxy_model(dict(info.flux), predictor(handle))
+    done = functools.partial(registry.park, run) if parks else None
+    return bridge_model.proxy_model(dict(info.flux), predictor(handle), done)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """The pictures of one step, in the order of the prompts."""
+
+    step: int
+    prompts: tuple[str, ...]
+    paths: list[Path]
+
+    def line(self) -> str:
+        """Which they are, for the user."""
+        each = "; ".join(f"{i}. {prompt}" for i, prompt in enumerate(self.prompts, 1))
+        return f"Pictures of step {self.step}: {each}"
 
 
 class Sampler:
@@ -82,14 +108,16 @@ class Sampler:
         every = self.settings.every_n_steps if self.settings else 0
         return bool(every) and step % every == 0
 
-    def newest(self, start: int, target: int) -> list[Path]:
-        """The pictures kept at the last step of (start, target] that has some; empty: none has."""
-        every = self.settings.every_n_steps if self.settings else 0
-        for step in range(target - target % every, start, -every) if every else ():
-            found = self.recorded(step)
-            if found is not None:
-                return found
-        return []
+    def newest(self, start: int, target: int) -> Kept | None:
+        """The pictures kept at the last step of (start, target] that has them all."""
+        folder = self.run.path / "samples"
+        names = [p.name for p in folder.glob("step-*_00_*.png")] if self.settings is not None else []
+        steps = {int(found[1]) for found in (re.match(r"step-(\d+)_", name) for name in names) if found}
+        for step in sorted(steps, reverse=True):
+            if start < step <= target and self.due(step) and (found := self.recorded(step)) is not None:
+                assert self.settings is not None
+                return Kept(step, self.settings.prompts, found)
+        return None
 
     def paths(self, step: int) -> list[Path]:
         """Where the pictures of a step lie, one per prompt."""
@@ -113,12 +141,16 @@ class Sampler:
         assert self.settings is not None
         self.encode_prompts()
         assert self._encoders is not None
-        model = proxy(RunHandle(name=self.run.name, uid=self.run.uid, step=step), self.run)
+        model = proxy(RunHandle(name=self.run.name, uid=self.run.uid, step=step), self.run, parks=False)
         s = self.settings
         paths = self.paths(step)
-        latents = [bridge_model.sample(model, positive=text, negative=self._texts[-1], width=s.width, height=s.height,
-                                 seed=s.preview_seed, steps=s.sampling_steps, cfg=s.cfg, sampler=s.sampler,
-                                 scheduler=s.scheduler, guidance=s.guidance) for text in self._texts[:-1]]
+        try:
+            latents = [bridge_model.sample(model, positive=text, negative=self._texts[-1], width=s.width,
+                                           height=s.height, seed=s.preview_seed, steps=s.sampling_steps, cfg=s.cfg,
+                                           sampler=s.sampler, scheduler=s.scheduler, guidance=s.guidance)
+                       for text in self._texts[:-1]]
+        finally:
+            registry.park(self.run)  # the VAE needs VRAM now
         for i, (path, latent) in enumerate(zip(paths, latents, strict=True)):
             self._keep(path, self._encoders.decode(latent)[0], step, i)
         return paths
@@ -160,8 +192,15 @@ def as_images(paths: Sequence[Path]) -> Tensor:
     return torch.from_numpy(numpy.stack(pictures) / 255)
 
 
-def thumbnail(paths: Sequence[Path]) -> Image | None:
-    """The first picture, for the node's progress display."""
+def sheet(paths: Sequence[Path], side: int = 512) -> Image:
+    """All pictures (of one size) in rows, at most ``side`` pixels wide and high: the node's live display has one."""
     from PIL import Image
 
-    return Image.open(paths[0]).convert("RGB") if paths else None
+    found = [Image.open(p).convert("RGB") for p in paths]
+    columns = math.ceil(math.sqrt(len(found)))
+    width, height = found[0].size
+    whole = Image.new("RGB", (columns * width, math.ceil(len(found) / columns) * height))
+    for i, picture in enumerate(found):
+        whole.paste(picture, (i % columns * width, i // columns * height))
+    whole.thumbnail((side, side))
+    return whole

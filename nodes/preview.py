@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from . import bridge, bridge_model, handles, pictures, registry
+from . import bridge, bridge_model, handles, pictures, registry, words
 
 
 class FluxFFTPreviewSettings(io.ComfyNode):
@@ -92,6 +92,6 @@ class FluxFFTPreview(io.ComfyNode):
                 sampler.encode_prompts()
                 paths = sampler.take(run.step)
                 said = "sampled"
-        text = f"{len(paths)} pictures of run {run.name!r} at step {run.step}, {said}"
+        text = f"{words.count(len(paths), 'picture')} of run {run.name!r} at step {run.step}, {said}"
         return io.NodeOutput(run, pictures.as_images(paths),
                              ui={"text": (text,), "images": [bridge.ui_image(p) for p in paths]})

@@ -6,13 +6,17 @@ State lives here because a node's class is a locked clone while it executes, and
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..trainer.config import check_name
+from ..trainer.data.cache import Cache
+from ..trainer.data.manifest import cache_root, check_manifest
 from ..trainer.flux.variants import require_flux
 from ..trainer.memory import plan as planning
 from ..trainer.run import RunDirectory, identity
@@ -88,6 +92,30 @@ def note_identity(path: Path) -> int:
         return known.generation
 
 
+def renew(run: RunDirectory) -> None:
+    """Have Start run again when the graph is queued next: something went wrong that it may put right."""
+    note_identity(run.path)
+    with _lock:
+        _known[run.path].generation += 1
+
+
+def require_data(run: RunDirectory) -> None:
+    """Raise ``ValueError`` unless the cached latents and captions that the run is trained on are there."""
+    try:
+        manifest = run.dataset
+        check_manifest(manifest)
+        cache = Cache(cache_root(manifest, run.path))
+        wanted = [("captions", manifest["empty_caption"])]
+        for sample in manifest["samples"]:
+            wanted += [("latents", sample["latent"]), ("captions", sample["caption"])]
+        gone = sum(not cache.path(kind, key).exists() for kind, key in dict.fromkeys(wanted))
+        if gone:
+            raise ValueError(f"{gone} cached latents and captions are gone from {cache.root}")
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"run {run.name!r} cannot be trained: {error}; queue the graph again, its Start makes them "
+                         "anew") from None
+
+
 NO_RUN = "none"
 """What ``trainer.run.identity`` says where there is no run."""
 
@@ -119,7 +147,8 @@ def client(name: str, say: Callable[[str], None] = log.info) -> WorkerClient:
     if found is not None and found.alive():
         return found
     _make_room(run)
-    opened = found or open_run(run.path, launch=True, owner=True, say=say)
+    check_wanted()
+    opened = found or open_run(run.path, launch=True, owner=True, say=say, check=check_wanted)
     opened.open()
     with _lock:
         _clients[run.uid] = opened
@@ -145,26 +174,69 @@ def _make_room(run: RunDirectory) -> None:
             other.stop()
 
 
-def cancellable(function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+def park(run: RunDirectory) -> None:
+    """Have the run's worker give back its VRAM, unless it trains: pictures are to be decoded now."""
+    with _lock:
+        found = _clients.get(run.uid)
+    if found is None or not found.alive():
+        return
+    try:
+        if cancellable(found.status, since=1 << 53)["state"] not in ("training", "preparing"):
+            cancellable(found.pause)
+    except Exception as error:  # it may have died, which whoever needs it next is told
+        if bridge.ends_prompt(error):
+            raise
+        log.warning("run %s did not give back its VRAM: %s", run.name, error)
+
+
+class Abandoned(Exception):
+    """Whoever waited for this has given up."""
+
+
+LINGER = 1.0
+"""Seconds that a cancelled wait gives its thread to notice: what it asks for after that would come too late."""
+_wait = threading.local()
+
+
+def check_wanted() -> None:
+    """Raise ``Abandoned`` in a thread of ``cancellable`` whose caller has given up: it must start nothing any more."""
+    given_up = getattr(_wait, "given_up", None)
+    if given_up is not None and given_up.is_set():
+        raise Abandoned
+
+
+def cancellable(function: Callable[..., _T], *args: Any, seconds: float = math.inf, **kwargs: Any) -> _T:
     """``function(*args)`` in a thread of its own, while this one (the executor's) stays open for the user's Cancel.
 
-    On Cancel the thread is left to end by itself and ComfyUI's interrupt is raised.
+    On Cancel ComfyUI's interrupt is raised, and the thread gives up where it next asks ``check_wanted``. So it does
+    after ``seconds``, which raises ``TimeoutError``.
     """
+    bridge.throw_if_cancelled()  # many short calls in a row must hear it too
     outcome: list[tuple[bool, Any]] = []
+    given_up = threading.Event()
 
     def work() -> None:
+        _wait.given_up = given_up
         try:
             outcome.append((True, function(*args, **kwargs)))
         except BaseException as error:
             outcome.append((False, error))
 
     thread = threading.Thread(target=work, name="flux-fft-wait", daemon=True)
+    deadline = time.monotonic() + seconds
     thread.start()
-    while True:
-        thread.join(0.05)
-        if not thread.is_alive():
-            break
-        bridge.throw_if_cancelled()
+    try:
+        while True:
+            thread.join(0.05)
+            if not thread.is_alive():
+                break
+            bridge.throw_if_cancelled()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no answer within {seconds:.0f} s")
+    except BaseException:
+        given_up.set()
+        thread.join(LINGER)
+        raise
     good, value = outcome[0]
     if good:
         return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,14 +14,13 @@ from .handles import PreviewSettings, RunHandle
 
 if TYPE_CHECKING:
     from ..trainer.client import WorkerClient
+    from ..trainer.run import RunDirectory
 
 log = logging.getLogger(__name__)
 POLL = 0.25
 """Seconds that the wait for news takes at most: Cancel is heard this fast."""
 PACE = 0.05
 """Seconds between two looks: a tiny model makes many steps in it."""
-SHOWN = 64
-"""Pictures that the node shows at most, the newest; all are in the run's folder."""
 PARKING = 120.0
 """Seconds to wait on Cancel for the step to end and VRAM to come back, before the prompt ends anyway."""
 
@@ -47,8 +45,7 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
             panel.note(run.path, node_id, workflow_id)
         line = (f"Nothing to train: run {run.name!r} is at step {at} and this node's target is {target} "
                 f"(step {handle.step} + {steps}). Raise steps to train further.")
-        kept = pictures.Sampler(run, previews).newest(handle.step, target)
-        return Outcome(reached, [line], [bridge.ui_image(p) for p in kept])
+        return _outcome(reached, [line], pictures.Sampler(run, previews).newest(handle.step, target))
     if at < handle.step:
         raise ValueError(f"run {run.name!r} is at step {at}, before the step {handle.step} that this node goes on "
                          "from: its later steps were lost or rolled back; queue the graph again")
@@ -61,7 +58,8 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
             panel.say(run.path, text)
 
     started = time.monotonic()
-    with watching, pictures.Sampler(run, previews) as sampler:
+    with watching, _renewed_on_error(run), pictures.Sampler(run, previews) as sampler:
+        registry.cancellable(registry.require_data, run)
         say("encoding the prompts of the previews")
         sampler.encode_prompts()
         bridge.unload_models()
@@ -69,19 +67,26 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
         client = registry.cancellable(registry.client, run.name, say)
         at = _now(client)["step"]
         say("")
-        images = _train(client, at, target, sampler, node_id, say)
+        _train(client, at, target, sampler, node_id, say)
+        newest = sampler.newest(handle.step, target)
     losses = [loss for step, loss in run.losses() if step > at]
     lines = [f"Trained run {run.name!r} from step {at} to {target} in {_duration(time.monotonic() - started)}"]
     if losses:
         lines[0] += f"; loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
     lines.append(f"The run is at its target of {target}: queueing again trains nothing, raise steps to train further.")
-    return Outcome(reached, lines, images)
+    return _outcome(reached, lines, newest)
+
+
+def _outcome(reached: RunHandle, lines: list[str], newest: pictures.Kept | None) -> Outcome:
+    """With the pictures of the newest step that has some, and a line that says what they show."""
+    if newest is None:
+        return Outcome(reached, lines)
+    return Outcome(reached, [*lines, newest.line()], [bridge.ui_image(p) for p in newest.paths])
 
 
 def _train(client: WorkerClient, start: int, target: int, sampler: pictures.Sampler, node_id: str | None,
-           say: Callable[[str], None]) -> list[dict[str, str]]:
+           say: Callable[[str], None]) -> None:
     bar = bridge.Progress(target - start, node_id)
-    images: list[dict[str, str]] = []
     with _parked_on_error(client):
         for stop in [*sampler.stops(start, target), target]:
             # It may have to wait for a worker that is saving, to exit.
@@ -90,11 +95,9 @@ def _train(client: WorkerClient, start: int, target: int, sampler: pictures.Samp
             if sampler.due(stop):
                 say(f"sampling the previews of step {stop}")
                 taken = sampler.take(stop)
-                images += [bridge.ui_image(p) for p in taken]
-                bar.update(stop - start, target - start, pictures.thumbnail(taken))
+                bar.update(stop - start, target - start, pictures.sheet(taken))
                 bridge.unload_models()
                 say("")
-    return images[-SHOWN:]
 
 
 def _wait(client: WorkerClient, start: int, stop: int, bar: bridge.Progress) -> None:
@@ -106,17 +109,22 @@ def _wait(client: WorkerClient, start: int, stop: int, bar: bridge.Progress) -> 
         bar.update(max(status["step"] - start, 0))
         bridge.throw_if_cancelled()
         time.sleep(PACE)
-        state = status["state"]
+        state, step = status["state"], status["step"]
         if state == "failed":
-            raise RuntimeError(f"run {status['run']!r} failed at step {status['step']}: {status['error']}")
+            raise RuntimeError(f"run {status['run']!r} failed at step {step}: {status['error']}")
         if state == "interrupted":
-            raise RuntimeError(f"the worker of run {status['run']!r} is gone at step {status['step']}: queue again "
+            raise RuntimeError(f"the worker of run {status['run']!r} is gone at step {step}: queue again "
                                f"to go on from step {status['resume_step']} (worker.log in its folder says more)")
-        if state in ("paused", "finished", "stopped") and status["step"] >= stop:
+        if state not in ("paused", "finished", "stopped"):
+            continue
+        if step >= stop:
             return
-        if state in ("paused", "stopped"):  # by the panel, or by another client: as the user's Cancel
-            log.info("run %s was %s at step %d", status["run"], state, status["step"])
-            raise bridge.end_prompt()
+        if state == "finished":  # client.train has made it train, so somebody has since said until when
+            raise ValueError(f"run {status['run']!r} finished at step {step}, before step {stop}: another program set "
+                             f"its target to {status['target']} meanwhile; queue again to go on")
+        # By the panel, or by another client: as the user's Cancel.
+        log.info("run %s was %s at step %d", status["run"], state, step)
+        raise bridge.end_prompt()
 
 
 def _now(client: WorkerClient) -> dict[str, Any]:
@@ -125,26 +133,26 @@ def _now(client: WorkerClient) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def _renewed_on_error(run: RunDirectory) -> Iterator[None]:
+    """After an error Start is to run again, which encodes what is lost or damaged, and plans for what changed."""
+    try:
+        yield
+    except Exception as error:
+        if not bridge.ends_prompt(error):
+            registry.renew(run)
+        raise
+
+
+@contextlib.contextmanager
 def _parked_on_error(client: WorkerClient) -> Iterator[None]:
     """Whatever ends the wait (Cancel is no ``Exception`` since 0.20): the run parks, so that VRAM comes back."""
     try:
         yield
     except BaseException:
-        _park(client)
+        # It may be dead: what went wrong first is what counts. A second Cancel does not wait.
+        with contextlib.suppress(Exception):
+            registry.cancellable(client.pause, seconds=PARKING)
         raise
-
-
-def _park(client: WorkerClient) -> None:
-    def pause() -> None:
-        with contextlib.suppress(Exception):  # it may be dead: what went wrong first is what counts
-            client.pause()
-
-    thread = threading.Thread(target=pause, name="flux-fft-pause", daemon=True)
-    thread.start()
-    deadline = time.monotonic() + PARKING
-    while thread.is_alive() and time.monotonic() < deadline:
-        thread.join(0.1)
-        bridge.throw_if_cancelled()  # a second Cancel does not wait
 
 
 def _panel() -> Any:

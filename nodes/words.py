@@ -1,4 +1,4 @@
-"""What leaves the nodes as words: errors and texts of one line that ComfyUI can log and send, whatever files are called.
+"""What leaves the nodes as words: errors and texts of one line that ComfyUI can log and send, however files are called.
 
 A file name that is no UTF-8 becomes a text with lone surrogates, and ComfyUI's executor thread ends for good when it
 cannot encode what it logs.
@@ -88,6 +88,11 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def count(number: int, what: str) -> str:
+    """``1 picture``, ``2 pictures``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _rebuilt(error: Exception, text: str) -> Exception:
     try:
         told = type(error)(text)
@@ -107,7 +112,7 @@ def _line(error: Exception, inputs: Mapping[str, Any]) -> str:
     if isinstance(error, ValueError) and "null" in text and ("embedded" in text or "byte" in text):
         return _bad_characters(inputs, lambda value: "\0" in value, text)
     if isinstance(error, _MISUSE):
-        return f"{type(error).__name__}: {_one(text)}: a file is damaged, or this is a fault of the pack; the log says more"
+        return f"{type(error).__name__}: {_one(text)}: a file is damaged, or the pack is at fault; the log says more"
     return _one(text) or type(error).__name__
 
 

@@ -364,6 +364,70 @@ def check_a_wait_ends_on_cancel() -> None:
     assert "three" in refused(lambda: registry.cancellable(_raise))
 
 
+def check_a_wait_that_was_cancelled_starts_nothing() -> None:
+    import threading
+    import time
+
+    import comfy.model_management
+    from pack.nodes import registry
+
+    started = []
+
+    def work() -> None:
+        time.sleep(0.6)
+        registry.check_wanted()
+        started.append(1)
+
+    threading.Timer(0.2, comfy.model_management.interrupt_current_processing).start()
+    try:
+        registry.cancellable(work)
+        raise AssertionError("the wait went on")
+    except comfy.model_management.InterruptProcessingException:
+        pass
+    try:
+        registry.cancellable(work, seconds=0.1)
+        raise AssertionError("the wait went on")
+    except TimeoutError:
+        pass
+    time.sleep(1.0)
+    assert not started
+    registry.cancellable(work)
+    assert started
+
+
+def check_cancel_is_heard_between_short_predictions() -> None:
+    import comfy.model_management
+    from pack.nodes import registry
+
+    asked = []
+
+    def predict(x: Any, *_: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 3:
+            comfy.model_management.interrupt_current_processing()
+        return registry.cancellable(lambda: x * 0)
+
+    try:
+        sample(proxy(predict=predict), steps=50)
+        raise AssertionError("sampling went on")
+    except comfy.model_management.InterruptProcessingException:
+        assert len(asked) <= 4
+
+
+def check_the_worker_parks_at_the_end_of_sampling() -> None:
+    from pack.nodes import bridge_model
+
+    flux, order = {"context_in_dim": 96, "vec_in_dim": 64, "guidance_embed": True}, []
+
+    def predict(x: Any, *_: Any) -> Any:
+        order.append("predicted")
+        return x * 0
+
+    model = bridge_model.proxy_model(flux, predict, lambda: order.append("parked"))
+    sample(model.clone(), steps=3)
+    assert order == ["predicted"] * 3 + ["parked"]
+
+
 def _raise() -> None:
     raise ValueError("three")
 

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import time
 
 import pytest
 
@@ -128,11 +129,12 @@ def test_a_restart_attaches(server: Server) -> None:
     assert server.steps("attach") == [1, 2, 3]
 
 
-def test_deleting_a_run_starts_it_anew(server: Server) -> None:
+@pytest.mark.parametrize("queued", [1, 2])
+def test_deleting_a_run_starts_it_anew(server: Server, queued: int) -> None:
     g = Graph()
     trained = train(g, demo(g), "deleted", 1)
-    server.run(g)
-    assert server.run(g).executed == []
+    for _ in range(queued):
+        assert not server.run(g).error
     delete(server, "deleted")
 
     again = server.run(g)
@@ -158,12 +160,12 @@ def done(message: dict, node: str) -> int:
 def test_cancel_stops_within_a_step_and_queueing_goes_on(server: Server) -> None:
     g = Graph()
     trained = train(g, demo(g), "cancel", 3000)
-    told: list[int] = []
+    told: list[float] = []
 
     def cancel_at_some_step(message: dict) -> None:
         if done(message, trained) >= 5 and not told:
-            told.append(len(server.steps("cancel")))
             server.interrupt()
+            told.append(time.time())
 
     result = server.run(g, seconds=300, on_message=cancel_at_some_step)
 
@@ -176,6 +178,9 @@ def test_cancel_stops_within_a_step_and_queueing_goes_on(server: Server) -> None
     paused = next(e for e in events if e["type"] == "state" and e["state"] == "paused")
     after_cancel = [e for e in events if e["type"] == "step" and e["n"] > paused["n"]]
     assert not after_cancel
+    last = [e for e in events if e["type"] == "step"][-1]
+    late = paused["t"] - told[0]
+    assert late < 1.5 + last["seconds"], f"it trained on for {late:.1f} s"
     assert server.steps("cancel") == list(range(1, stopped_at + 1))
 
     g[trained]["inputs"]["steps"] = stopped_at + 3
@@ -223,6 +228,90 @@ def test_the_run_may_be_paused_from_elsewhere(server: Server) -> None:
     assert server.status("elsewhere")["state"] == "paused"
 
 
+def test_a_smaller_target_of_another_program_ends_the_wait(server: Server) -> None:
+    g = Graph()
+    trained = train(g, demo(g), "smaller", 100000)
+    asked: list[int] = []
+
+    def set_target(message: dict) -> None:
+        if done(message, trained) >= 3 and not asked:
+            with open_run(server.home / "smaller", launch=False) as client:
+                asked.append(client.status()["step"] + 100)
+                client.train(asked[0])
+
+    result = server.run(g, seconds=120, on_message=set_target)
+
+    assert result.error_node == trained
+    assert f"target to {asked[0]}" in result.error and "queue again" in result.error and "\n" not in result.error
+    assert server.status("smaller")["state"] == "finished"
+    g[trained]["inputs"]["steps"] = asked[0] + 2
+    assert not server.run(g).error
+    assert server.steps("smaller")[-1] == asked[0] + 2
+
+
+@pytest.mark.parametrize("harm", ["deleted", "damaged", "list"])
+def test_lost_data_is_made_anew_by_queueing_again(server: Server, harm: str) -> None:
+    g = Graph()
+    trained = train(g, demo(g), f"lost_{harm}", 1)
+    assert not server.run(g).error
+    with open_run(server.home / f"lost_{harm}", launch=False) as client:
+        client.stop()
+    latents = list((server.home / "cache/latents").rglob("*.safetensors"))
+    assert len(latents) >= 16
+    if harm == "deleted":
+        shutil.rmtree(server.home / "cache")
+    elif harm == "damaged":
+        for path in latents:
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+    else:
+        (server.home / f"lost_{harm}/dataset.json").write_text("{")
+
+    g[trained]["inputs"]["steps"] = 3
+    broken = server.run(g)
+    assert broken.error_node == trained
+    assert "Start" in broken.error and "\n" not in broken.error and "Traceback" not in broken.error
+
+    again = server.run(g)
+    assert not again.error
+    assert again.executed == ["2", trained]
+    assert server.steps(f"lost_{harm}") == [1, 2, 3]
+
+
+def test_an_impossible_plan_costs_no_encoding(server: Server) -> None:
+    g = Graph()
+    parts = demo(g)
+    data = g.add("FluxFFTDataset", folder=str(server.home / "demo/drawings"), resolution=8192, trigger_word="",
+                 bucket_step=64, upscale=True)
+    recipe = g.add("FluxFFTRecipe", **{k: v[1]["default"] for k, v in server.get("/object_info/FluxFFTRecipe")[
+        "FluxFFTRecipe"]["input"]["required"].items()} | {"batch_size": 1024})
+    assert not server.run(g | {"99": {"class_type": "PreviewAny", "inputs": {"source": parts.dataset}}}).error
+    train(g, parts._replace(dataset=data.out(0), recipe=recipe.out(0)), "impossible", 1)
+    before = set((server.home / "cache").rglob("*"))
+
+    result = server.run(g)
+
+    assert "does not fit this machine" in result.error
+    assert set((server.home / "cache").rglob("*")) == before
+
+
+def test_a_file_name_that_is_no_utf8_ends_nothing_but_the_prompt(placed: Server) -> None:
+    path = os.fsencode(placed.base / "models/diffusion_models") + b"/mod\xe9.safetensors"
+    try:
+        with open(path, "wb") as file:
+            file.write(b"no model")
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    g = four_nodes("nothing", 1)
+    g["1"]["inputs"]["flux"] = "mod\udce9.safetensors"
+    result = placed.run(g)
+    assert result.error_node == "1" and "mod\\udce9.safetensors" in result.error
+    g = four_nodes("nothing", 1)
+    g["2"]["inputs"]["folder"] = "\ud800"
+    result = placed.run(g)
+    assert "\\ud800" in result.error and "\n" not in result.error
+    assert not placed.run(four_nodes("lives", 1)).error
+
+
 class TestInputErrors:
     """One line that names the input; what was there before stays whole."""
 
@@ -252,7 +341,8 @@ class TestInputErrors:
         result = placed.run(g)
         assert not result.error
         assert "text.png" in result.text("3")
-        assert "1 pictures have no caption" in result.text("3")
+        assert "Without a caption: 1 picture," in result.text("3")
+        assert "1 picture, 1 size" in result.text("3").splitlines()
 
     def test_a_wrong_model_file(self, placed: Server) -> None:
         models = placed.base / "models"
@@ -265,6 +355,18 @@ class TestInputErrors:
         g = four_nodes("nothing", 1)
         g["1"]["inputs"]["flux"] = "gone.safetensors"
         self.fails(placed, g, "1", "gone.safetensors")
+
+    @pytest.mark.parametrize("name", ["vae", "clip_l"])
+    @pytest.mark.parametrize("junk", [True, False])
+    def test_a_wrong_encoder_file(self, placed: Server, name: str, junk: bool) -> None:
+        models = placed.base / "models"
+        path = models / ("vae" if name == "vae" else "text_encoders") / f"wrong_{name}_{junk}.safetensors"
+        shutil.copy(models / "diffusion_models/flux_demo.safetensors", path)
+        if junk:
+            path.write_bytes(b"junk")
+        g = four_nodes("nothing", 1)
+        g["1"]["inputs"] |= {"t5": path.name, name: path.name} if name == "clip_l" else {name: path.name}
+        self.fails(placed, g, "1", f"{name} is")
 
     @pytest.mark.parametrize("rate", ["-1e-6", "nan", math.nan, "fast", "inf"])
     def test_a_learning_rate_that_is_none(self, server: Server, rate: object) -> None:

@@ -85,9 +85,10 @@ class Follower:
             self._reported, self._step = status["last_event"], status["step"]
 
     def news(self) -> dict[str, Any]:
-        """The status with ``next_save``, ``since`` and ``n`` (events since < number <= n are in this), new ``losses`` (bins of one).
+        """The status with ``next_save``, and what happened since the last call.
 
-        ``reset`` says that steps were taken back or left out: the reader should take a snapshot instead.
+        ``since`` and ``n``: events since < number <= n are in this. ``losses``: the new ones (bins of one). ``reset``
+        says that steps were taken back or left out: the reader should take a snapshot instead.
         """
         with self._lock:
             since = self._reported

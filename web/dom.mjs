@@ -12,18 +12,24 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text
 }
 
+/** What the classic canvas leaves free above and below a DOM widget, out of the widget's own height. */
+const MARGINS = 20
+
 /**
  * Give `node` a DOM widget that is there to be looked at: not saved, not sent, not listed among the parameters of the
- * properties panel, and always as wide as its node.
+ * properties panel, and always as wide as its node. `height()` is the least height of its element in pixels, or, `fixed`,
+ * its height.
  */
-export function addDisplay(node, name, element, options) {
+export function addDisplay(node, name, element, height, fixed = false) {
+  const whole = () => height() + MARGINS
   const widget = node.addDOMWidget(name, `flux_fft_${name}`, element, {
     serialize: false,
     hideOnZoom: false,
     hideInPanel: true,
     getValue: () => undefined,
     setValue: () => {},
-    ...options,
+    getMinHeight: whole,
+    ...(fixed ? { getMaxHeight: whole } : {}),
   })
   widget.serialize = false
   // Whoever draws a widget somewhere else may leave the width it had there, and that is taken before the node's.

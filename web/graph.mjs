@@ -53,6 +53,12 @@ export function keepRun(node, name) {
   node.properties[RUN_PROPERTY] = name
 }
 
+/** Take away the picture of a node's progress, which the classic canvas would go on to show in place of the results. */
+export function dropProgressPicture(node) {
+  const graph = node.graph
+  delete app.nodePreviewImages?.[graph && graph !== rootGraph() ? `${graph.id}:${node.id}` : String(node.id)]
+}
+
 /** Whether the graph says that this node trains `run`, or has trained it. Start may have numbered the name. */
 function leadsTo(node, run) {
   const named = runNamedUpstream(node)

@@ -3,7 +3,7 @@
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
 
-import { executionId, TRAIN_STEPS } from './graph.mjs'
+import { dropProgressPicture, executionId, TRAIN_STEPS } from './graph.mjs'
 import { attachPanel } from './panel.mjs'
 import { linesOf, showLines } from './said.mjs'
 
@@ -22,6 +22,7 @@ app.registerExtension({
     node.onExecuted = function (output, ...rest) {
       onExecuted?.call(this, output, ...rest)
       const lines = linesOf(output)
+      if (output?.images?.length) dropProgressPicture(this)
       if (lines && panel) panel.say(lines, cached.includes(executionId(this)))
       else if (lines) showLines(this, lines)
     }

@@ -9,13 +9,13 @@ import { TEXT } from './strings.mjs'
 import { STYLE } from './style.mjs'
 
 const WIDTH = 340
-const HEIGHT = 284
+const HEIGHT = 312
 const BUSY = ['preparing', 'training', 'held']
 
 /** Give `node` its panel. Returns it. */
 export function attachPanel(node) {
   const panel = new Panel(node)
-  addDisplay(node, 'status', panel.element, { getMinHeight: () => HEIGHT })
+  addDisplay(node, 'status', panel.element, () => HEIGHT)
   const onRemoved = node.onRemoved
   node.onRemoved = function (...args) {
     panel.destroy()

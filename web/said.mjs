@@ -32,10 +32,7 @@ class Said {
     this.box = make('div', 'said')
     this.box.setAttribute('role', 'status')
     root.append(make('style', '', SAID_STYLE), this.box)
-    this.widget = addDisplay(node, 'said', this.element, {
-      getMinHeight: () => this.height,
-      getMaxHeight: () => this.height,
-    })
+    this.widget = addDisplay(node, 'said', this.element, () => this.height, true)
   }
 
   get height() {

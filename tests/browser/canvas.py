@@ -154,7 +154,7 @@ class Panel:
         self.canvas, self.node = canvas, node
 
     def read(self) -> dict[str, Any]:
-        """state, run, step, loss (smoothed), per step, left, line, hint; whether pause, stop can be pressed; points of the curve."""
+        """The texts by their labels, state, run, line, hint; whether pause, stop can be pressed; the curve's points."""
         return json.loads(self.canvas.page.evaluate("""(id) => {
           const node = window.app.canvas.graph.getNodeById(id)
           const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot

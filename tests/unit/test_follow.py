@@ -19,6 +19,8 @@ from trainer.config import DatasetConfig, ModelConfig, RecipeConfig, RunConfig
 from trainer.run import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = {"image": "a.png", "latent": "a", "shape": [8, 8], "caption": "a"}
+MANIFEST = {"format": 1, "cache": "cache", "samples": [SAMPLE], "empty_caption": "", "fingerprint": "f"}
 
 
 def _load(name: str) -> types.ModuleType:
@@ -38,7 +40,7 @@ pusher = _load("pusher")
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     config = RunConfig(name="r", model=ModelConfig(flux="f.safetensors"), dataset=DatasetConfig(folder="d"))
-    return RunDirectory.create(tmp_path / "r", config, {"format": 1, "samples": []})
+    return RunDirectory.create(tmp_path / "r", config, MANIFEST)
 
 
 def _train(run: RunDirectory, first: int, last: int) -> None:
@@ -101,7 +103,7 @@ def test_when_the_next_save_is_due(tmp_path: Path) -> None:
     recipe = RecipeConfig(save_every_minutes=10, save_every_steps=40)
     config = RunConfig(name="r", model=ModelConfig(flux="f.safetensors"), dataset=DatasetConfig(folder="d"),
                        recipe=recipe)
-    run = RunDirectory.create(tmp_path / "r", config, {"format": 1, "samples": []})
+    run = RunDirectory.create(tmp_path / "r", config, MANIFEST)
     _train(run, 1, 20)  # half a second each
     reader = follow.Follower(run.path)
     reader.begin()

@@ -18,7 +18,8 @@ from trainer.flux.model import TINY
 from trainer.run import ASK, MAY_CHANGE, REFUSE, RunDirectory, RunLocked, compare, find_runs, identity
 
 PACK = Path(__file__).resolve().parents[2]
-MANIFEST = {"format": 1, "cache": "cache", "samples": [], "empty_caption": "", "fingerprint": "f"}
+SAMPLE = {"image": "a.png", "latent": "a", "shape": [8, 8], "caption": "a"}
+MANIFEST = {"format": 1, "cache": "cache", "samples": [SAMPLE], "empty_caption": "", "fingerprint": "f"}
 
 
 @pytest.fixture

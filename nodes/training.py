@@ -38,9 +38,10 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
     run = registry.open_directory(handle)
     target = handle.step + steps
     reached = RunHandle(name=handle.name, uid=handle.uid, step=target)
-    at = run.status()["resume_step"]
-    panel = _panel()
-    if at >= target:
+    status = run.status()
+    at, panel = status["resume_step"], _panel()
+    # A run that failed at its target may not have been saved there: its worker tries that again.
+    if at > target or (at == target and status["state"] != "failed"):
         if panel is not None:
             panel.note(run.path, node_id, workflow_id)
         line = (f"Nothing to train: run {run.name!r} is at step {at} and this node's target is {target} "

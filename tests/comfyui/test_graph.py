@@ -111,6 +111,24 @@ def test_steps_are_targets(server: Server) -> None:
     assert server.steps("targets") == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_save_that_failed_at_the_target_is_tried_again(server: Server) -> None:
+    g = Graph()
+    trained = train(g, demo(g), "unsaved", 2)
+    server.run(g)
+    state = server.home / "unsaved" / "state"
+    shutil.rmtree(state)
+    state.write_text("in the way", encoding="utf-8")
+    g[trained]["inputs"]["steps"] = 3
+    assert "save point of step 3" in server.run(g).error
+    assert server.status("unsaved")["state"] == "failed"
+
+    state.unlink()
+    assert not server.run(g).error
+    status = server.status("unsaved")
+    assert (status["state"], status["step"], status["save_point_step"]) == ("finished", 3, 3)
+    assert server.steps("unsaved") == [1, 2, 3]
+
+
 def test_a_restart_attaches(server: Server) -> None:
     g = Graph()
     trained = train(g, demo(g), "attach", 2)

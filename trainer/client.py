@@ -157,6 +157,7 @@ class WorkerClient:
         for _ in range(5):
             try:
                 self.open()
+                self._check()  # whoever gave up meanwhile wants nothing done any more
                 return self._ask(request, tensors)
             except WorkerClosing:
                 if not self._may_launch:
@@ -256,6 +257,7 @@ class WorkerClient:
                 if waited_for is None:
                     return
                 if not self.run.locked():
+                    self._check()
                     child = self._start(child)
                 elif not waited_for and time.monotonic() > patience:
                     waited_for = f"another process has run {self.run.name!r} open: waiting for it to end"

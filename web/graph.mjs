@@ -60,7 +60,7 @@ export function dropProgressPicture(node) {
 }
 
 /** Whether the graph says that this node trains `run`, or has trained it. Start may have numbered the name. */
-function leadsTo(node, run) {
+export function leadsTo(node, run) {
   const named = runNamedUpstream(node)
   const numbered = named !== '' && run.startsWith(`${named}_`) && /^\d+$/.test(run.slice(named.length + 1))
   return run === keptRun(node) || run === named || numbered

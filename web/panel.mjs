@@ -3,7 +3,7 @@
 import { LossChart } from './chart.mjs'
 import { addDisplay, make, setMinHeight, setText } from './dom.mjs'
 import { count, duration, figure, seconds } from './format.mjs'
-import { isPlaceOf, keepRun, keptRun, runNamedUpstream } from './graph.mjs'
+import { isPlaceOf, keepRun, keptRun, leadsTo, runNamedUpstream } from './graph.mjs'
 import { runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
 import { STYLE } from './style.mjs'
@@ -61,7 +61,9 @@ class Panel {
     const { runs: known, places } = await runs.list()
     if (this.ends.signal.aborted) return
     const exists = (name) => known.some((status) => status.run === name)
-    const placed = places.filter((place) => isPlaceOf(place, this.node)).map((place) => place.run)
+    // A template that is opened anew has the workflow's id, but not the run that was trained when it was open before.
+    const ours = (place) => isPlaceOf(place, this.node) && leadsTo(this.node, place.run)
+    const placed = places.filter(ours).map((place) => place.run)
     const name = [...placed, this.name, keptRun(this.node), runNamedUpstream(this.node)].find(exists)
     if (name) {
       this._show(name)

@@ -357,7 +357,7 @@ def check_a_wait_ends_on_cancel() -> None:
     try:
         registry.cancellable(time.sleep, 30)
     except comfy.model_management.InterruptProcessingException:
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     else:
         raise AssertionError("the wait went on")
     assert registry.cancellable(lambda: 7) == 7

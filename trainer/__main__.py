@@ -1,5 +1,8 @@
 """``python -m trainer``, and the script by whose path a worker is started."""
 
+import contextlib
+import logging
+import os
 import sys
 from pathlib import Path
 
@@ -14,4 +17,11 @@ else:
     from trainer.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _code = main()
+    logging.shutdown()
+    for _stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            _stream.flush()
+    # Without the interpreter's teardown: native threads that still run then have been seen to abort a process whose
+    # work was done and saved.
+    os._exit(_code)

@@ -505,7 +505,7 @@ def test_the_last_words_of_a_worker_are_in_the_error(tiny, launched):
         return str(died.value)
 
     # While the machine is busy the first look may come before the next worker has written a line of its own.
-    wait_for(lambda: any(word in next_words() for word in ("IsADirectoryError", "PermissionError")), 60, "its own words")
+    wait_for(lambda: any(word in next_words() for word in ("IsADirectoryError", "PermissionError")), 60, "that")
 
 
 def test_a_worker_starts_clean_wherever_it_is_started_from(tiny, launched, monkeypatch, tmp_path):

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .config import ModelConfig, RunConfig, to_dict
+from .config import DatasetConfig, RunConfig
+from .settings import to_dict
 
 MAY_CHANGE = "may change"
 """Taken with a message: nothing that was trained depends on it."""
@@ -93,7 +94,17 @@ def flat(config: RunConfig) -> dict[str, Any]:
 
 def relocate(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
     """The config with ``change(path)`` in place of each path; empty ones stay empty."""
-    paths = {f.name: getattr(config.model, f.name) for f in dataclasses.fields(ModelConfig)}
-    model = ModelConfig(**{name: change(path) if path else "" for name, path in paths.items()})
-    dataset = dataclasses.replace(config.dataset, folder=change(config.dataset.folder))
-    return dataclasses.replace(config, model=model, dataset=dataset)
+
+    def moved(path: str) -> str:
+        return change(path) if path else ""
+
+    def pictures(dataset: DatasetConfig) -> DatasetConfig:
+        return dataclasses.replace(
+            dataset, folder=moved(dataset.folder), validation_folder=moved(dataset.validation_folder),
+            also=tuple(map(pictures, dataset.also)))  # fmt: skip
+
+    model = config.model
+    files = {name: moved(getattr(model, name)) for name in ("flux", "clip_l", "t5", "vae")}
+    loras = tuple(dataclasses.replace(lora, path=moved(lora.path)) for lora in model.loras)
+    model = dataclasses.replace(model, **files, loras=loras)
+    return dataclasses.replace(config, model=model, dataset=pictures(config.dataset))

@@ -6,13 +6,10 @@ names the field, the value and what to do. Nothing here imports torch.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import types
-import typing
+import re
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+
+from .settings import number, one_of, require, whole
 
 FORMAT_VERSION = 1
 """Version of ``config.json`` and of the run directory that holds it."""
@@ -23,34 +20,29 @@ WEIGHT_PRECISIONS = ("split", "stochastic", "nearest", "f32")
 TIMESTEP_SAMPLINGS = ("flux_shift", "shift", "sigmoid", "uniform")
 LOSSES = ("l2", "huber", "smooth_l1")
 LR_SCHEDULES = ("constant", "cosine", "linear")
+CROPS = ("centre", "top", "focus")
+ALPHAS = ("background", "mask")
+ANIMATIONS = ("first frame", "skip")
+CAPTION_LINES = ("join", "random")
+MISSING_CAPTIONS = ("trigger or name", "fixed", "folder", "skip", "stop")
+BAD_NUMBERS = ("stop", "roll back")
+OUT_OF_MEMORY = ("go on", "roll back")
 AUTO = -1
 """Stands for "decide for me" where a number is asked for."""
 
-_T = TypeVar("_T")
 
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """A LoRA that is merged into the weights before training."""
 
-def _require(ok: bool, what: str) -> None:
-    if not ok:
-        raise ValueError(what)
+    path: str
+    """Path of the LoRA (.safetensors)."""
+    strength: float = 1.0
+    """Factor of its change; negative takes it away."""
 
-
-def _number(name: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
-    """Raise unless ``value`` is finite and in [low, high] (``above``: strictly greater than low)."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    good = good and (value > low if above else value >= low) and value <= high
-    span = f"above {low:g}" if above else f"at least {low:g}"
-    if high != math.inf:
-        span += f" and at most {high:g}"
-    _require(good, f"{name} is {value!r}: give a number {span}")
-
-
-def _whole(name: str, value: int, low: int, high: float = math.inf) -> None:
-    _require(isinstance(value, int) and not isinstance(value, bool), f"{name} is {value!r}: give a whole number")
-    _number(name, value, low, high)
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    _require(value in choices, f"{name} is {value!r}: choose one of {', '.join(choices)}")
+    def __post_init__(self) -> None:
+        require(bool(self.path), "lora is empty: choose a LoRA .safetensors file")
+        number("lora strength", self.strength, -100.0, 100.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,42 +50,111 @@ class ModelConfig:
     """The files that make up a Flux."""
 
     flux: str
-    """Path of the Flux weights (.safetensors: bf16, f16 or f32)."""
+    """Path of the Flux weights (.safetensors: bf16, f16 or f32; or a folder of a diffusers transformer)."""
     clip_l: str = ""
     """Path of the CLIP-L text encoder; empty where a link supplies it."""
     t5: str = ""
     """Path of the T5-XXL text encoder; empty where a link supplies it."""
     vae: str = ""
     """Path of the VAE; empty where a link supplies it."""
+    loras: tuple[LoraConfig, ...] = ()
+    """Merged into the Flux weights, one after the other, when a run begins."""
 
     def __post_init__(self) -> None:
-        _require(bool(self.flux), "flux model is empty: choose a Flux .safetensors file")
+        require(bool(self.flux), "flux model is empty: choose a Flux .safetensors file")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """A folder of pictures with captions beside them."""
+    """A folder of pictures with captions beside them, and others that are trained with it."""
 
     folder: str
     """Path of the folder; sub-folders are read too."""
     resolution: int = 1024
     """Side in pixels of the square whose area every bucket matches."""
+    more_resolutions: tuple[int, ...] = ()
+    """Further such sides: every picture is trained at each of them as well."""
     bucket_step: int = 64
     """Bucket sides are multiples of this many pixels (itself a multiple of 16)."""
-    trigger_word: str = ""
-    """The caption of pictures that have none; empty: the words of the file name."""
     upscale: bool = True
     """Whether pictures smaller than their bucket are enlarged; if not, they get a smaller bucket."""
+    crop: str = "centre"
+    """What is kept where a picture is cropped to its bucket: the ``centre``, the ``top`` (of an upright picture; the
+    centre of a wide one) or the ``focus``, the part with the most detail."""
+    flip: bool = False
+    """Whether every picture is trained mirrored (left and right) half of the time."""
+    alpha: str = "background"
+    """Transparent pixels: ``background`` lays them on that colour; ``mask`` leaves them out of the loss as well."""
+    background: str = "#ffffff"
+    """Colour behind transparent pixels, ``#rrggbb``."""
+    animations: str = "first frame"
+    """Animated pictures: their ``first frame`` (with a warning), or ``skip``."""
+    masks: bool = True
+    """Whether ``name.mask.png`` and ``masks/name.png`` are taken as masks of the loss: white is trained."""
+    outside_mask: float = 0.0
+    """Weight of the loss where a mask is black, against 1 where it is white."""
+    trigger_word: str = ""
+    """The caption of pictures that have none; empty: the words of the file name."""
+    fixed_caption: str = ""
+    """With text: the one caption of all pictures, whatever lies beside them. Under ``missing_captions`` ``fixed``:
+    the caption of those that have none."""
+    missing_captions: str = "trigger or name"
+    """Pictures without a caption: ``trigger or name``, ``fixed`` (that caption), ``folder`` (their folder's name),
+    ``skip``, or ``stop`` with an error."""
+    caption_prefix: str = ""
+    """Put before every caption."""
+    caption_suffix: str = ""
+    """Put behind every caption."""
+    caption_lines: str = "join"
+    """A caption file's lines: ``join`` makes one caption of them, ``random`` trains one of them at a time."""
+    shuffle_tags: bool = False
+    """Whether the tags (parts between commas) are trained in changing orders."""
+    keep_tags: int = 0
+    """So many tags at the front stay where they are under ``shuffle_tags`` and ``tag_dropout``."""
+    tag_dropout: float = 0.0
+    """Share of the other tags that is left out at a time."""
+    caption_variants: int = 4
+    """How many versions of each caption are encoded where tags are shuffled or left out."""
+    repeats: int = 1
+    """How often each picture is seen in an epoch."""
+    weight: float = 1.0
+    """Factor of the loss of these pictures."""
+    validation_share: float = 0.0
+    """Share of the pictures that is never trained but measured."""
+    validation_folder: str = ""
+    """Path of a folder of pictures to measure instead; empty: none."""
+    also: tuple[DatasetConfig, ...] = ()
+    """Further folders, each with settings of its own."""
 
     def __post_init__(self) -> None:
-        _require(bool(self.folder.strip()), "dataset folder is empty: give the path of a folder of pictures")
-        _whole("resolution", self.resolution, 16, 8192)
-        _whole("bucket_step", self.bucket_step, 16, 512)
-        _require(self.bucket_step % 16 == 0, f"bucket_step is {self.bucket_step}: give a multiple of 16")
-        _require(
-            self.resolution >= self.bucket_step,
-            f"resolution is {self.resolution}: give at least bucket_step, {self.bucket_step}",
+        require(bool(self.folder.strip()), "dataset folder is empty: give the path of a folder of pictures")
+        whole("bucket_step", self.bucket_step, 16, 512)
+        require(self.bucket_step % 16 == 0, f"bucket_step is {self.bucket_step}: give a multiple of 16")
+        object.__setattr__(self, "more_resolutions", tuple(self.more_resolutions))
+        for name, side in (("resolution", self.resolution), *(("more_resolutions", r) for r in self.more_resolutions)):
+            whole(name, side, 16, 8192)
+            require(side >= self.bucket_step, f"{name} is {side}: give at least bucket_step, {self.bucket_step}")
+        one_of("crop", self.crop, CROPS)
+        one_of("alpha", self.alpha, ALPHAS)
+        require(
+            re.fullmatch("#[0-9a-fA-F]{6}", self.background) is not None,
+            f"background is {self.background!r}: give a colour as #rrggbb, such as #ffffff",
         )
+        one_of("animations", self.animations, ANIMATIONS)
+        number("outside_mask", self.outside_mask, 0.0, 1.0)
+        one_of("missing_captions", self.missing_captions, MISSING_CAPTIONS)
+        require(
+            self.missing_captions != "fixed" or bool(self.fixed_caption.strip()),
+            "fixed_caption is empty: write the caption that missing_captions 'fixed' asks for",
+        )
+        one_of("caption_lines", self.caption_lines, CAPTION_LINES)
+        whole("keep_tags", self.keep_tags, 0, 1000)
+        number("tag_dropout", self.tag_dropout, 0.0, 1.0)
+        whole("caption_variants", self.caption_variants, 1, 100)
+        whole("repeats", self.repeats, 1, 10_000)
+        number("weight", self.weight, 0.0, 100.0, above=True)
+        number("validation_share", self.validation_share, 0.0, 0.5)
+        object.__setattr__(self, "also", tuple(self.also))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +188,17 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
-        _one_of("optimizer kind", self.kind, OPTIMIZERS)
-        _number("learning rate", self.lr, 0.0, 1.0)
+        one_of("optimizer kind", self.kind, OPTIMIZERS)
+        number("learning rate", self.lr, 0.0, 1.0)
         count = 2 if self.kind == "nadam" else 3
-        _require(len(self.betas) == count, f"betas is {self.betas}: {self.kind} takes {count} numbers")
+        require(len(self.betas) == count, f"betas is {self.betas}: {self.kind} takes {count} numbers")
         for beta in self.betas:
-            _number("betas", beta, 0.0)
-            _require(beta < 1, f"betas has {beta}: give numbers below 1")
-        _number("eps", self.eps, 0.0, 1.0, above=True)
-        _number("weight decay", self.weight_decay, 0.0, 1e4)
-        _one_of("state format", self.state_format, STATE_FORMATS)
-        _one_of("weight precision", self.weight_precision, WEIGHT_PRECISIONS)
+            number("betas", beta, 0.0)
+            require(beta < 1, f"betas has {beta}: give numbers below 1")
+        number("eps", self.eps, 0.0, 1.0, above=True)
+        number("weight decay", self.weight_decay, 0.0, 1e4)
+        one_of("state format", self.state_format, STATE_FORMATS)
+        one_of("weight precision", self.weight_precision, WEIGHT_PRECISIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +218,11 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         ok = self.device in ("auto", "cpu", "cuda") or (self.device.startswith("cuda:") and self.device[5:].isdigit())
-        _require(ok, f"device is {self.device!r}: give auto, cpu, cuda or cuda:N")
-        _whole("blocks_to_swap", self.blocks_to_swap, AUTO, 1000)
-        _one_of("activation_offload", self.activation_offload, ("auto", "on", "off"))
-        _whole("micro_batch", self.micro_batch, 0, 1024)
-        _number("reserve_vram_gb", self.reserve_vram_gb, 0.0, 1024.0)
+        require(ok, f"device is {self.device!r}: give auto, cpu, cuda or cuda:N")
+        whole("blocks_to_swap", self.blocks_to_swap, AUTO, 1000)
+        one_of("activation_offload", self.activation_offload, ("auto", "on", "off"))
+        whole("micro_batch", self.micro_batch, 0, 1024)
+        number("reserve_vram_gb", self.reserve_vram_gb, 0.0, 1024.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,28 +258,52 @@ class RecipeConfig:
     """A save point every so many steps; 0: only by time, on stop and at the target."""
     save_every_minutes: float = 60.0
     """A save point every so many minutes of training; 0: never by time."""
+    keep_save_points: int = 1
+    """How many save points are kept, the newest ones."""
+    checkpoint_every_steps: int = 0
+    """A weights-only checkpoint (plain bf16) every so many steps; 0: none."""
+    keep_checkpoints: int = 0
+    """How many of those are kept, the newest ones; 0: all."""
+    ema_decay: float = 0.0
+    """Decay per step of a running average of the weights, kept in host memory for previews and export; 0: none."""
+    validate_every_steps: int = 100
+    """The loss of the validation pictures, where there are any, every so many steps; 0: only at a target."""
+    on_bad_numbers: str = "stop"
+    """When loss or gradients are not finite: ``stop``, or ``roll back`` to the last save point and go on without
+    that batch (three times at most)."""
+    on_out_of_memory: str = "go on"
+    """When the GPU's memory runs out after some blocks of a step were updated: ``go on`` with the next step, or
+    ``roll back`` to the last save point."""
 
     def __post_init__(self) -> None:
-        _whole("batch_size", self.batch_size, 1, 1024)
-        _one_of("timestep_sampling", self.timestep_sampling, TIMESTEP_SAMPLINGS)
-        _number("shift", self.shift, 0.0, 100.0, above=True)
-        _one_of("loss", self.loss, LOSSES)
-        _number("huber_delta", self.huber_delta, 0.0, 100.0, above=True)
-        _number("guidance", self.guidance, 0.0, 100.0)
-        _one_of("lr_schedule", self.lr_schedule, LR_SCHEDULES)
-        _whole("warmup_steps", self.warmup_steps, 0)
-        _whole("schedule_steps", self.schedule_steps, 0)
+        whole("batch_size", self.batch_size, 1, 1024)
+        one_of("timestep_sampling", self.timestep_sampling, TIMESTEP_SAMPLINGS)
+        number("shift", self.shift, 0.0, 100.0, above=True)
+        one_of("loss", self.loss, LOSSES)
+        number("huber_delta", self.huber_delta, 0.0, 100.0, above=True)
+        number("guidance", self.guidance, 0.0, 100.0)
+        one_of("lr_schedule", self.lr_schedule, LR_SCHEDULES)
+        whole("warmup_steps", self.warmup_steps, 0)
+        whole("schedule_steps", self.schedule_steps, 0)
         decays = self.lr_schedule != "constant"
-        _require(
+        require(
             not decays or self.schedule_steps > self.warmup_steps,
             f"schedule_steps is {self.schedule_steps}: a {self.lr_schedule} schedule needs the step at which it ends,"
             f" above warmup_steps ({self.warmup_steps})",
         )
-        _number("lr_floor", self.lr_floor, 0.0, 1.0)
-        _number("caption_dropout", self.caption_dropout, 0.0, 1.0)
-        _whole("training_seed", self.training_seed, 0, 2**64 - 1)
-        _whole("save_every_steps", self.save_every_steps, 0)
-        _number("save_every_minutes", self.save_every_minutes, 0.0)
+        number("lr_floor", self.lr_floor, 0.0, 1.0)
+        number("caption_dropout", self.caption_dropout, 0.0, 1.0)
+        whole("training_seed", self.training_seed, 0, 2**64 - 1)
+        whole("save_every_steps", self.save_every_steps, 0)
+        number("save_every_minutes", self.save_every_minutes, 0.0)
+        whole("keep_save_points", self.keep_save_points, 1, 10_000)
+        whole("checkpoint_every_steps", self.checkpoint_every_steps, 0)
+        whole("keep_checkpoints", self.keep_checkpoints, 0)
+        number("ema_decay", self.ema_decay, 0.0)
+        require(self.ema_decay < 1, f"ema_decay is {self.ema_decay}: give a number below 1, such as 0.999, or 0")
+        whole("validate_every_steps", self.validate_every_steps, 0)
+        one_of("on_bad_numbers", self.on_bad_numbers, BAD_NUMBERS)
+        one_of("on_out_of_memory", self.on_out_of_memory, OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +327,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        _require(
+        require(
             self.format_version == FORMAT_VERSION,
             f"format_version is {self.format_version}: this program reads {FORMAT_VERSION}; use the one that wrote it",
         )
@@ -257,54 +342,14 @@ _WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", "lp
 def check_name(name: str) -> str:
     """Return ``name`` if it can name a run directory on every system, else raise ``ValueError``."""
     what = f"run name is {name!r}"
-    _require(bool(name.strip()), f"{what}: give it a name")
-    _require(len(name) <= 100, f"{what}: give a name of at most 100 characters")
+    require(bool(name.strip()), f"{what}: give it a name")
+    require(len(name) <= 100, f"{what}: give a name of at most 100 characters")
     bad = sorted(c for c in set(name) if c in _FORBIDDEN or ord(c) < 32)
-    _require(not bad, f"{what}: leave out {' '.join(map(repr, bad))} (a run name is one folder's name)")
-    _require(
+    require(not bad, f"{what}: leave out {' '.join(map(repr, bad))} (a run name is one folder's name)")
+    require(
         name == name.strip() and not name.startswith(".") and not name.endswith("."),
         f"{what}: leave out dots and spaces at its ends",
     )
-    _require(name.lower() not in RESERVED_NAMES, f"{what}: that folder is taken, choose another name")
-    _require(name.lower().split(".")[0] not in _WINDOWS_DEVICES, f"{what}: Windows keeps that name for itself")
+    require(name.lower() not in RESERVED_NAMES, f"{what}: that folder is taken, choose another name")
+    require(name.lower().split(".")[0] not in _WINDOWS_DEVICES, f"{what}: Windows keeps that name for itself")
     return name
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """The config as plain JSON types; ``from_dict`` gives it back equal."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def from_dict(cls: type[_T], data: dict[str, Any], where: str = "") -> _T:
-    """Build ``cls`` from ``to_dict``'s result. Unknown or missing fields raise ``ValueError`` naming them."""
-    _require(isinstance(data, dict), f"{where or cls.__name__}: expected an object, found {type(data).__name__}")
-    hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(set(data) - set(known))
-    _require(not unknown, f"{where or cls.__name__} has unknown settings {', '.join(unknown)}: remove them")
-    values = {}
-    for name, f in known.items():
-        if name in data:
-            values[name] = _convert(hints[name], data[name], f"{where}.{name}" if where else name)
-        else:
-            needed = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-            _require(not needed, f"{where or cls.__name__} lacks {name}: add it")
-    return cls(**values)
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return from_dict(typing.cast(type, hint), value, where)
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        _require(isinstance(value, list | tuple), f"{where} is {value!r}: give a list")
-        return tuple(_convert(typing.get_args(hint)[0], v, where) for v in value)
-    if origin is types.UnionType:
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    _require(
-        isinstance(value, hint) and (hint is bool or not isinstance(value, bool)),
-        f"{where} is {value!r}: give a {hint.__name__}",
-    )
-    return value

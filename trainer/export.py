@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import RunConfig, to_dict
+from .config import RunConfig
+from .settings import to_dict
 
 if TYPE_CHECKING:
     from .loop import Trainer

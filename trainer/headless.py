@@ -11,11 +11,12 @@ from typing import Any
 
 from . import files
 from .client import open_run
-from .config import RunConfig, from_dict
+from .config import RunConfig
 from .data.manifest import cache_path_for, cache_root, check_manifest
 from .launch import LOG_FORMAT
 from .progress import Bar, training_text
 from .run import MAY_CHANGE, RunDirectory, RunLocked, compare
+from .settings import from_dict
 from .worker import Worker
 
 log = logging.getLogger(__name__)

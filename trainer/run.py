@@ -32,10 +32,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import files
 from .compare import ASK, MAY_CHANGE, REFUSE, Difference, compare, flat, relocate
-from .config import FORMAT_VERSION, RunConfig, from_dict, to_dict
+from .config import FORMAT_VERSION, RunConfig
 from .data.manifest import check_manifest
 from .events import OPEN_STATES, TRANSITIONS, EventLog
 from .savepoints import SavePoint, clear, save_points, write_save_point
+from .settings import from_dict, to_dict
 
 if TYPE_CHECKING:
     from .flux.variants import FileInfo

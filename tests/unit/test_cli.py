@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 
 from trainer.cli import main
 from trainer.client import open_run
-from trainer.config import to_dict
 from trainer.loop import Trainer
 from trainer.run import RunDirectory
+from trainer.settings import to_dict
 
 PACK = Path(__file__).resolve().parents[2]
 KEYS = {"run", "state", "step", "target", "loss", "lr", "seconds_per_step", "save_point_step", "error"}

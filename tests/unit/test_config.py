@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import config as c
+from trainer.settings import from_dict, to_dict
 
 
 def example(**changes) -> c.RunConfig:
@@ -18,7 +20,7 @@ def example(**changes) -> c.RunConfig:
 
 def test_json_loses_nothing():
     run = example(optimizer=c.OptimizerConfig(kind="adan", lr=3.3e-5, betas=(0.98, 0.92, 0.99)))
-    assert c.from_dict(c.RunConfig, json.loads(json.dumps(c.to_dict(run)))) == run
+    assert from_dict(c.RunConfig, json.loads(json.dumps(to_dict(run)))) == run
 
 
 @given(lr=st.floats(0, 1), seed=st.integers(0, 2**64 - 1), dropout=st.floats(0, 1))
@@ -26,7 +28,7 @@ def test_json_loses_nothing_of_numbers(lr, seed, dropout):
     run = example(
         optimizer=c.OptimizerConfig(lr=lr), recipe=c.RecipeConfig(training_seed=seed, caption_dropout=dropout)
     )
-    assert c.from_dict(c.RunConfig, json.loads(json.dumps(c.to_dict(run)))) == run
+    assert from_dict(c.RunConfig, json.loads(json.dumps(to_dict(run)))) == run
 
 
 def test_defaults_are_the_authors():
@@ -84,10 +86,10 @@ def test_names_that_can(name):
     ],
 )
 def test_a_damaged_file_is_named(change, words):
-    data = c.to_dict(example())
+    data = to_dict(example())
     change(data)
     with pytest.raises(ValueError, match=words):
-        c.from_dict(c.RunConfig, data)
+        from_dict(c.RunConfig, data)
 
 
 def test_every_field_is_documented():
@@ -103,3 +105,24 @@ def test_every_field_is_documented():
                 after = node.body[at + 1] if at + 1 < len(node.body) else None
                 documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 assert documented, f"{name}.{ast.unparse(line.target)} has no docstring"
+
+
+def test_sets_within_sets_come_back_equal():
+    more = c.DatasetConfig(folder="b", repeats=3, weight=0.5, also=(c.DatasetConfig(folder="c"),))
+    data = c.DatasetConfig(folder="a", more_resolutions=(512, 768), also=(more,))
+    model = c.ModelConfig(flux="f", loras=(c.LoraConfig(path="l", strength=-0.5),))
+    run = c.RunConfig(name="r", model=model, dataset=data)
+    assert from_dict(c.RunConfig, json.loads(json.dumps(to_dict(run)))) == run
+
+
+@pytest.mark.parametrize("settings, line", [
+    ({"background": "white"}, "background is 'white': give a colour as #rrggbb"),
+    ({"missing_captions": "fixed"}, "fixed_caption is empty"),
+    ({"more_resolutions": (8,)}, "more_resolutions is 8"),
+    ({"weight": 0.0}, "weight is 0.0: give a number above 0"),
+    ({"validation_share": 0.9}, "validation_share is 0.9: give a number at least 0 and at most 0.5"),
+    ({"crop": "left"}, "crop is 'left': choose one of centre, top, focus"),
+])  # fmt: skip
+def test_dataset_settings_are_checked(settings, line):
+    with pytest.raises(ValueError, match=re.escape(line)):
+        c.DatasetConfig(folder="a", **settings)

@@ -67,28 +67,32 @@ class FluxFFTRecipe(io.ComfyNode):
                                step=1.0,
                                tooltip="Save the whole run every so many minutes, so that a crash costs at most "
                                        "these; 0: never by time. Raise it when saving is slow."),
-                io.Int.Input("keep_save_points", default=_DEFAULT.keep_save_points, min=1, max=10_000,
+                io.Int.Input("keep_save_points", optional=True, default=_DEFAULT.keep_save_points, min=1, max=10_000,
                              tooltip="How many save points stay on the disk, the newest ones. Raise it to be able to "
                                      "go back further; each takes tens of GB for FLUX.1."),
-                io.Int.Input("checkpoint_every_steps", default=_DEFAULT.checkpoint_every_steps, min=0, max=10_000_000,
+                io.Int.Input("checkpoint_every_steps", optional=True, default=_DEFAULT.checkpoint_every_steps, min=0,
+                             max=10_000_000,
                              tooltip="Write a plain bf16 checkpoint (24 GB for FLUX.1), which any loader reads, every "
                                      "so many steps; 0: none. Set it to compare stages of the training later."),
-                io.Int.Input("keep_checkpoints", default=_DEFAULT.keep_checkpoints, min=0, max=10_000,
+                io.Int.Input("keep_checkpoints", optional=True, default=_DEFAULT.keep_checkpoints, min=0, max=10_000,
                              tooltip="How many of those checkpoints stay, the newest ones; 0: all. Set it when the "
                                      "disk is small."),
                 # Text, since float widgets round: 0.999 could become 1.00.
-                io.String.Input("ema_decay", default="0",
+                io.String.Input("ema_decay", optional=True, default="0",
                                 tooltip="Also keep a running average of the weights, in RAM (2 bytes a weight), for "
                                         "previews and export; the share of it kept at each step. 0: none. Set 0.99 to "
                                         "0.999 when previews of neighbouring steps differ much."),
-                io.Int.Input("validate_every_steps", default=_DEFAULT.validate_every_steps, min=0, max=10_000_000,
+                io.Int.Input("validate_every_steps", optional=True, default=_DEFAULT.validate_every_steps, min=0,
+                             max=10_000_000,
                              tooltip="Measure the loss of the pictures set aside for validation every so many steps; "
                                      "0: only at a target. It needs such pictures in Training Pictures."),
-                io.Combo.Input("on_bad_numbers", options=list(BAD_NUMBERS), default=_DEFAULT.on_bad_numbers,
+                io.Combo.Input("on_bad_numbers", optional=True, options=list(BAD_NUMBERS),
+                               default=_DEFAULT.on_bad_numbers,
                                tooltip="When a loss is no number. stop: the training ends with an error that names the "
                                        "pictures. roll back: go on from the last save point without them, three times "
                                        "at most. Choose that for nights."),
-                io.Combo.Input("on_out_of_memory", options=list(OUT_OF_MEMORY), default=_DEFAULT.on_out_of_memory,
+                io.Combo.Input("on_out_of_memory", optional=True, options=list(OUT_OF_MEMORY),
+                               default=_DEFAULT.on_out_of_memory,
                                tooltip="When the GPU's memory runs out in the middle of a step. go on: take the half "
                                        "step and train on with more in RAM. roll back: the same from the last save "
                                        "point. Choose that where every step must be whole."),
@@ -101,7 +105,7 @@ class FluxFFTRecipe(io.ComfyNode):
         return True if ema_decay is None else handles.check(_average, ema_decay)  # None: linked, checked when it runs
 
     @classmethod
-    def execute(cls, ema_decay, **settings) -> io.NodeOutput:
+    def execute(cls, ema_decay="0", **settings) -> io.NodeOutput:
         return io.NodeOutput(_average(ema_decay, **settings))
 
 

@@ -253,10 +253,10 @@ def test_a_changed_file_is_noticed(tmp_path):
     path = tmp_path / "a.png"
     Image.fromarray(PIXELS).save(path)
     seen = examine(path).content_hash
-    assert load_image(path, seen).size == (9, 6)
+    assert load_image(path, content_hash=seen).size == (9, 6)
     Image.fromarray(PIXELS[::-1]).save(path)
     with pytest.raises(ImageProblem, match="changed"):
-        load_image(path, seen)
+        load_image(path, content_hash=seen)
 
 
 def test_fit_covers_and_crops_the_centre():

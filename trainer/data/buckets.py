@@ -34,20 +34,35 @@ def enlargement(width: int, height: int, bucket: Bucket) -> float:
     return max(bucket[0] / width, bucket[1] / height)
 
 
-def bucket_for(width: int, height: int, config: DatasetConfig) -> Bucket:
-    """The bucket that cuts the least away; of equals the larger.
+def buckets_for(width: int, height: int, config: DatasetConfig) -> tuple[Bucket, ...]:
+    """The buckets that a picture is trained in: one for each resolution of ``config``, in its order, each once.
 
-    Without ``config.upscale`` its sides shrink to what the picture fills without being enlarged. Raises ``ValueError``
-    if such a picture is smaller than one step.
+    Without ``config.upscale`` a resolution that the picture cannot fill is left out; where it fills none, it gets
+    the smallest one's bucket, shrunk. Raises ``ValueError`` if it is smaller than one step then.
     """
+    resolutions = dict.fromkeys((config.resolution, *config.more_resolutions))
+    best = {r: _nearest(width, height, r, config.bucket_step) for r in resolutions}
+    if not config.upscale:
+        filled = {r: b for r, b in best.items() if enlargement(width, height, b) <= 1}
+        best = filled or {min(best): _shrunk(width, height, best[min(best)], config.bucket_step)}
+    return tuple(dict.fromkeys(best.values()))
+
+
+def bucket_for(width: int, height: int, config: DatasetConfig) -> Bucket:
+    """The first of ``buckets_for``."""
+    return buckets_for(width, height, config)[0]
+
+
+def _nearest(width: int, height: int, resolution: int, step: int) -> Bucket:
+    """The bucket that cuts the least away; of equals the larger."""
     assert width > 0 and height > 0
-    step = config.bucket_step
-    sizes = bucket_sizes(config.resolution, step)
-    best = min(sizes, key=lambda b: (round(cropped_share(width, height, b), 6), -b[0] * b[1], b))
-    if config.upscale or enlargement(width, height, best) <= 1:
-        return best
+    sizes = bucket_sizes(resolution, step)
+    return min(sizes, key=lambda b: (round(cropped_share(width, height, b), 6), -b[0] * b[1], b))
+
+
+def _shrunk(width: int, height: int, bucket: Bucket, step: int) -> Bucket:
     if min(width, height) < step:
         raise ValueError(
             f"is {width} x {height} px, less than one bucket step of {step}: allow upscaling or use a larger picture"
         )
-    return min(best[0], width // step * step), min(best[1], height // step * step)
+    return min(bucket[0], width // step * step), min(bucket[1], height // step * step)

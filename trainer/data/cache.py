@@ -238,7 +238,7 @@ def _encode_images(cache: Cache, wanted: dict[str, Sample], encode: Callable[[to
 
     def load(key: str) -> Any:
         sample = wanted[key]
-        return images.fit(images.load_image(sample.path, sample.content_hash), sample.bucket)
+        return images.fit(images.load_image(sample.path, content_hash=sample.content_hash), sample.bucket)
 
     batches = list(_batches(order, lambda k: wanted[k].bucket))
     pixels = ordered_map(load, order, ahead=2)

@@ -18,17 +18,23 @@ _SPACES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK", "Lab ": "LAB"}
 _per_thread = threading.local()
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """A loaded picture as RGB: deep values scaled to 8 bits, ICC profile converted to sRGB, transparency over white.
+def to_rgb(image: Image.Image, background: str = "#ffffff") -> Image.Image:
+    """A loaded picture as RGB: deep values scaled to 8 bits, ICC profile converted to sRGB, transparency composited.
 
-    Raises ``ValueError`` for a mode that cannot be converted.
+    ``background``: ``#rrggbb``, the sRGB colour behind transparent pixels. Raises ``ValueError`` for a mode that cannot
+    be converted.
     """
     profile = image.info.get("icc_profile")
     image, alpha = _without_alpha(image)
     image = _managed(image, profile) if profile else _plain(image)
     if alpha is not None:
-        image = Image.composite(image, Image.new("RGB", image.size, "white"), alpha)
+        image = Image.composite(image, Image.new("RGB", image.size, background), alpha)
     return image
+
+
+def opacity(image: Image.Image) -> Image.Image | None:
+    """How opaque each pixel of a loaded picture is (mode L, 255 opaque); None if all are."""
+    return _without_alpha(image)[1]
 
 
 def _without_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:

@@ -12,15 +12,17 @@ import hashlib
 import importlib
 import os
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageFile, UnidentifiedImageError
 
+from ..config import DatasetConfig
 from . import colour
+from .crop import crop_box
 from .paths import long_path
 
 MAX_PIXELS = 178_956_970
@@ -50,6 +52,8 @@ _TURNS = {
 }  # fmt: skip
 
 
+_DEFAULTS = DatasetConfig(folder=".")
+_Out = TypeVar("_Out")
 _MARKS = (
     b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"8BPS\0\1", b"qoif", b"DDS |",
     b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n", b"\0\0\0\x0cJXL \r\n",
@@ -74,52 +78,94 @@ class Examined:
     content_hash: str
     """sha256 of the file's bytes."""
     warnings: tuple[str, ...]
+    has_alpha: bool
+    """Whether some pixel is not opaque."""
+    thumbnail: str
+    """Equal for pictures of the same pixels in whatever lossless file; seldom for others. See ``same_pixels``."""
+    mask_hash: str
+    """sha256 of the mask's bytes; empty: it has none."""
 
 
-def load_image(path: str | Path, content_hash: str | None = None) -> Image.Image:
-    """The picture as RGB, upright, in sRGB, transparency over white, 16-bit and float values scaled.
+def load_image(path: str | Path, background: str = "#ffffff", *, content_hash: str | None = None) -> Image.Image:
+    """The picture as RGB, upright, in sRGB, transparency over ``background``, 16-bit and float values scaled.
 
     ``content_hash``: raise if the file's bytes are no longer those. Raises ``ImageProblem`` (a ``ValueError``).
     """
+    return _load(path, content_hash, lambda image: colour.to_rgb(image, background))
+
+
+def load_opacity(path: str | Path, *, content_hash: str | None = None) -> Image.Image | None:
+    """The opacity of an upright picture (mode L, 255 opaque), or None if it is opaque all over."""
+    return _load(path, content_hash, colour.opacity)
+
+
+def _load(path: str | Path, content_hash: str | None, convert: Callable[[Image.Image], _Out]) -> _Out:
     with _opened(path) as image:
         if content_hash is not None and file_hash(path) != content_hash:
             raise ImageProblem(path, "changed while it was being read: scan the folder again")
         image.load()
-        return colour.to_rgb(_upright(image))
+        return convert(_upright(image))
 
 
-def examine(path: str | Path) -> Examined:
-    """Decode a picture wholly, and tell its size, hash and oddities. Raises ``ImageProblem``."""
+def examine(path: str | Path, config: DatasetConfig = _DEFAULTS, mask: str | Path | None = None) -> Examined:
+    """Decode a picture and its mask wholly, and tell its size, hash and oddities. Raises ``ImageProblem``."""
+    found = _examine(path, config)
+    if mask is None:
+        return found
+    name = os.path.basename(mask)
+    try:
+        other = _examine(mask, replace(config, animations="first frame"))
+    except ImageProblem as problem:
+        raise ImageProblem(path, f"has a mask, {name}, that {problem.reason}") from problem
+    notes = [f"has a mask, {name}, that {what}" for what in other.warnings]
+    if abs(other.width * found.height - found.width * other.height) > max(other.width, other.height, found.width,
+                                                                          found.height):  # fmt: skip
+        notes.append(f"is {found.width} x {found.height} px and its mask, {name}, {other.width} x {other.height}:"
+                     " the mask is stretched over it")  # fmt: skip
+    return replace(found, mask_hash=other.content_hash, warnings=found.warnings + tuple(notes))
+
+
+def _examine(path: str | Path, config: DatasetConfig) -> Examined:
     with _opened(path, reduced=True) as image:
         size, notes = image.size, []
         if (frames := _frames(image)) > 1:
+            if config.animations == "skip":
+                raise ImageProblem(path, f"has {frames} frames: animations are left out by choice")
             notes.append(f"has {frames} frames: only the first is trained")
         reduced = image.format in _REDUCIBLE
         if reduced:
             image.draft(None, (1, 1))  # 1/8 of the size in a third of the time: every byte is still read
         image.load()
         turned = _upright(image)
-        if turned.mode not in ("RGB", "L"):
-            colour.to_rgb(turned)
         if not reduced:
             size = turned.size
         elif _orientation(image) >= 5:
             size = size[1], size[0]
-        return Examined(size[0], size[1], file_hash(path), tuple(notes))
+        opacity = colour.opacity(turned)
+        small = colour.to_rgb(turned).resize((16, 16), Image.Resampling.NEAREST)
+        thumbnail = hashlib.sha256(str(size).encode("ascii") + small.tobytes()).hexdigest()[:16]
+        return Examined(size[0], size[1], file_hash(path), tuple(notes), opacity is not None, thumbnail, "")
 
 
-def fit(image: Image.Image, bucket: tuple[int, int]) -> np.ndarray:
-    """Resize an RGB picture with antialiasing to cover ``bucket`` (width, height), and crop its centre.
+def same_pixels(one: str | Path, other: str | Path) -> bool:
+    """Whether two pictures look the same to the last pixel. Raises ``ImageProblem``."""
+    first, second = load_image(one), load_image(other)
+    return first.size == second.size and ImageChops.difference(first, second).getbbox() is None
 
-    Returns float32 [height, width, 3] in 0..1.
+
+def fit(image: Image.Image, bucket: tuple[int, int], crop: str = "centre") -> np.ndarray:
+    """Resize an RGB picture with antialiasing to cover ``bucket`` (width, height), and crop it there.
+
+    ``crop`` as in ``DatasetConfig``. Returns float32 [height, width, 3] in 0..1.
     """
-    width, height = bucket
     if image.size != bucket:
-        scale = max(width / image.width, height / image.height)
-        w, h = min(image.width, width / scale), min(image.height, height / scale)
-        x, y = (image.width - w) / 2, (image.height - h) / 2
-        image = image.resize(bucket, Image.Resampling.LANCZOS, box=(x, y, x + w, y + h))
+        image = image.resize(bucket, Image.Resampling.LANCZOS, box=crop_box(image, bucket, crop))
     return np.asarray(image, dtype=np.float32) / 255
+
+
+def mirrored(pixels: np.ndarray) -> np.ndarray:
+    """Left and right exchanged: of ``fit``'s [height, width, 3] or a mask's [h, w], before encoding."""
+    return np.ascontiguousarray(pixels[:, ::-1])
 
 
 def file_hash(path: str | Path) -> str:

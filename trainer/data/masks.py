@@ -1,0 +1,75 @@
+"""Masks of the loss: pictures beside pictures, and transparency. White, or opaque, is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+import numpy as np
+from PIL import Image
+
+from ..config import DatasetConfig
+from . import images
+from .crop import crop_box
+
+FOLDER = "masks"
+_ENDINGS = (".mask", "-masklabel")
+"""Before the extension of a mask beside its picture; the second is OneTrainer's."""
+
+
+def is_mask(relative: str) -> bool:
+    """Whether a picture of this path in a dataset folder is a mask by its name: it is never trained as a picture.
+
+    Masks are ``name.mask.png`` beside a picture (or ``name-masklabel.png``), and all in folders called ``masks``.
+    """
+    path = PurePath(relative)
+    return path.stem.lower().endswith(_ENDINGS) or any(part.lower() == FOLDER for part in path.parts[:-1])
+
+
+def pair(pictures: Iterable[str], masks: Iterable[str]) -> dict[str, str]:
+    """Which mask is which picture's: picture -> mask, both as relative paths. No file is read.
+
+    A mask is called like its picture, with or without the picture's extension, whatever its own; ``sub/name.png`` has
+    it beside itself, in ``sub/masks`` or in ``masks/sub``. A mask that is no value here has no picture.
+    """
+    by_key: dict[tuple[str, str], str] = {}
+    for mask in sorted(masks, reverse=True):  # of several for one picture, the first by name
+        path = PurePath(mask)
+        stem = path.stem
+        for ending in _ENDINGS:
+            if stem.lower().endswith(ending):
+                stem = stem[: -len(ending)]
+        folder = PurePath(*(part for part in path.parts[:-1] if part.lower() != FOLDER))
+        by_key[str(folder), stem] = mask
+    found = {}
+    for picture in pictures:
+        path = PurePath(picture)
+        mask = by_key.get((str(path.parent), path.name)) or by_key.get((str(path.parent), path.stem))
+        if mask is not None:
+            found[picture] = mask
+    return found
+
+
+def latent_mask(path: str | Path, bucket: tuple[int, int], config: DatasetConfig, mask: str | Path | None = None,
+                *, content_hash: str | None = None, mask_hash: str | None = None) -> np.ndarray:  # fmt: skip
+    """How much each latent pixel of a picture is trained: float32 [height / 8, width / 8] of ``bucket`` in 0..1.
+
+    The product of its mask's brightness and, where ``config.alpha`` is ``mask``, its opacity, averaged over 8 x 8
+    pixels of the crop that ``images.fit`` takes. ``outside_mask`` is not in it. A mask of another size is stretched
+    over the picture. ``content_hash`` and ``mask_hash``: raise if the files' bytes are no longer those. Raises
+    ``ImageProblem``.
+    """
+    picture = images.load_image(path, config.background, content_hash=content_hash)
+    box, size = crop_box(picture, bucket, config.crop), (bucket[0] // 8, bucket[1] // 8)
+    weight = np.ones(size[::-1], dtype=np.float32)
+    layers = []
+    if mask is not None and config.masks:
+        layers.append(images.load_image(mask, "#000000", content_hash=mask_hash).convert("L"))
+    if config.alpha == "mask":
+        layers.append(images.load_opacity(path, content_hash=content_hash))
+    for layer in layers:
+        if layer is not None:
+            x, y = layer.width / picture.width, layer.height / picture.height
+            part = (box[0] * x, box[1] * y, min(box[2] * x, layer.width), min(box[3] * y, layer.height))
+            weight *= np.asarray(layer.resize(size, Image.Resampling.BOX, box=part), dtype=np.float32) / 255
+    return weight

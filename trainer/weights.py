@@ -186,11 +186,13 @@ def write_safetensors(
     metadata: Mapping[str, str] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int, int], None] | None = None,
+    inspect: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a safetensors file: streamed to ``path + ".part"``, flushed to the disk, then renamed over ``path``.
 
     At most ``chunk_bytes`` are converted at a time. Tensors of wider dtypes come first, so that each is aligned;
-    otherwise the order is that of ``entries``. ``progress(done, total)`` counts bytes. Raises ``DiskFull`` or
+    otherwise the order is that of ``entries``. ``progress(done, total)`` counts bytes. ``inspect`` is given the
+    whole file before it is renamed, and may change or refuse it by raising. Raises ``DiskFull`` or
     ``WriteFailed`` (one line; both ``ValueError``), and ``ValueError`` if a finite number does not fit into the dtype
     (float16 ends at 65504). Whatever is raised, no ``.part`` stays and an older ``path`` stays whole.
     """
@@ -217,6 +219,8 @@ def write_safetensors(
                         progress(done, data)
             file.flush()
             os.fsync(file.fileno())
+        if inspect is not None:
+            inspect(part)
         os.replace(part, path)
         _sync_folder(path.absolute().parent)
     except OSError as error:

@@ -8,25 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import checkpoint, flow
-from .config import RunConfig
-from .data.batches import Dataset, batch_indices
-from .flux.model import build_meta, flux_params, hollow_, patchify
-from .flux.variants import FileInfo, require_flux
-from .memory.checks import eager_because
-from .memory.conveyor import Conveyor, Keeper
-from .memory.machine import cap_vram, pinnable_ram, this_machine
-from .memory.plan import Plan, resolve, tighter
-from .memory.streams import Streams, streams_for
-from .optim.base import spec_from_config
-from .walk import MicroBatch, Stage, build_stages, predict_head, run_head, walk_back, walk_out
-from .weights import Entry
+from . import flow
+from .data.batches import batch_indices
+from .engine import Engine
+from .flux.model import patchify
+from .walk import MicroBatch, Stage, predict_head, walk_back, walk_out
 
 log = logging.getLogger(__name__)
 
@@ -57,55 +47,11 @@ class StepReport:
     partial: tuple[int, int] | None = None
 
 
-class Trainer:
-    """Owns the weights, the optimizer states and the device of one run. Used by one thread.
+class Trainer(Engine):
+    """The engine in training, one step at a time, and what else is asked of its weights. Used by one thread."""
 
-    ``dataset`` is the manifest (``dataset.json``), or what can be asked like a ``Dataset``; ``rollbacks`` counts how
-    often the run was taken back to an earlier step, so that it never repeats its noise; ``plan`` what was decided for
-    this run earlier (else it is decided now). ``info`` and ``fill(stages)`` stand in for the model's file.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        *,
-        dataset: dict[str, Any] | Dataset,
-        rollbacks: int = 0,
-        plan: Plan | None = None,
-        streams: Streams | None = None,
-        info: FileInfo | None = None,
-        fill: Callable[[Sequence[Stage]], None] | None = None,
-    ):
-        self.config, self.rollbacks, self._run_dir = config, rollbacks, run_dir
-        self.stages: list[Stage] = []
-        self.data = dataset if isinstance(dataset, Dataset) else Dataset(dataset, run_dir)
-        self.info = info or require_flux(config.model.flux)
-        self.plan = plan or self._resolve()
-        self.device = torch.device(self.plan.device)
-        if self.device.type == "cuda":
-            cap_vram(self.device, config.memory.reserve_vram_gb)
-        params = flux_params(self.info)
-        base = torch.float32 if config.optimizer.weight_precision == "f32" else torch.bfloat16
-        self.dtype = base
-        self.model = hollow_(build_meta(params, base))
-        self.conveyor = Conveyor(self.device, streams or streams_for(self.device, pinnable_ram()))
-        self.keeper = Keeper(self.conveyor, offload=self.plan.activation_offload)
-        why_eager = eager_because(self.device)
-        log.info("updates: %s", f"eager, {why_eager}" if why_eager else "compiled")
-        spec = replace(spec_from_config(config.optimizer, config.recipe.training_seed), compile=not why_eager)
-        swapped = self.plan.blocks_to_swap
-        self.stages = build_stages(self.model, config.recipe, spec, self.conveyor, swapped)
-        if fill is not None:
-            fill(self.stages)
-        else:
-            checkpoint.load_weights(self.stages, config.model.flux, self.info)
-        self.step = 0
-        """Updates done since the run began."""
-        self.updated: list[str] = []
-        """Stages that the step under way has updated. Not empty between steps only if one was cut short: these stages
-        are then a step ahead of the others (each is whole), and nothing may be saved."""
-        self._begun = (0.0, StepReport(step=0, loss=math.nan, lr=0.0, seconds=0.0, samples=(), timesteps=()))
+    _begun = (0.0, StepReport(step=0, loss=math.nan, lr=0.0, seconds=0.0, samples=(), timesteps=()))
+    """When the step under way was begun, and its report so far."""
 
     def train_step(self) -> StepReport:
         """One update of all weights. Raises ``NonFiniteLoss`` before any weight has changed."""
@@ -177,79 +123,13 @@ class Trainer:
             self.conveyor.streams.synchronize()
             return
         except Exception as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError) or not self._compiled():
+            if isinstance(error, torch.cuda.OutOfMemoryError) or not self.compiled():
                 raise
             why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         log.warning("updates: eager from now on, since the compiler failed (%s)", why)
-        self._compiled(False)
+        self.compiled(False)
         self.park()
         self.warm_up()
-
-    def _compiled(self, wanted: bool | None = None) -> bool:
-        """Whether updates run through the compiler; ``wanted``: have them do so, or not."""
-        groups = [group for stage in self.stages for group in stage.arena.groups]
-        if wanted is not None:
-            for group in groups:
-                group.spec = replace(group.spec, compile=wanted)
-        return any(group.spec.compile for group in groups)
-
-    def tighten(self) -> bool:
-        """After running out of the device's memory: make do with less. False if nothing is left to give up.
-
-        A step that was cut short is left as it is: the stages in ``updated`` took part in it and the others did not.
-        It counts as done, so that the next one has other noise.
-        """
-        self.keeper.clear()
-        self.park()
-        plan = tighter(self.plan, self._resolve)
-        if plan is None:
-            return False
-        self._settle(plan)
-        if self.updated:
-            self.step, self.updated = self.step + 1, []
-        return True
-
-    def _settle(self, plan: Plan) -> None:
-        """Have things live where ``plan`` says; all is at home."""
-        self.plan = plan
-        self.keeper = Keeper(self.conveyor, offload=plan.activation_offload)
-        for i, stage in enumerate(self.stages[1:-1]):
-            stage.arena.settle(resident=i >= plan.blocks_to_swap)
-
-    def reconfigure(self, config: RunConfig, dataset: dict[str, Any], plan: Plan | None = None) -> bool:
-        """Go on under other settings or on other data, between two steps, as if loaded anew with them.
-
-        False, and nothing has changed, where that needs another engine: for another model, other states or weights,
-        another place in memory. ``plan`` as in the constructor; None: the present one where batches stay as they are.
-        """
-        assert not self.torn
-        old, new = self.config, config
-
-        def kept(c: RunConfig) -> tuple[Any, ...]:
-            o = c.optimizer
-            return c.model.flux, o.kind, o.state_format, o.weight_precision, c.memory
-
-        if kept(old) != kept(new):
-            return False
-        data = Dataset(dataset, self._run_dir)
-        spec = spec_from_config(new.optimizer, new.recipe.training_seed)
-        self.park()
-        same = old.recipe.batch_size == new.recipe.batch_size and set(self.data.shapes) == set(data.shapes)
-        self.config, self.data = new, data
-        self._settle(plan or (self.plan if same else self._resolve()))
-        self.stages[-1].run = run_head(self.model, new.recipe)
-        for stage in self.stages:
-            for group in stage.arena.groups:
-                group.spec = replace(spec, state_format=group.spec.state_format, compile=group.spec.compile)
-        return True
-
-    def _resolve(self, **memory: Any) -> Plan:
-        """The plan for this run, with some of its memory settings changed, on the device as it is now."""
-        config = replace(self.config, memory=replace(self.config.memory, **memory))
-        found = this_machine(config.memory.device, config.memory.reserve_vram_gb, now=True)
-        if self.stages:  # what is free of the RAM is no matter to an engine that has its own
-            found = replace(found, ram_now=None)
-        return resolve(config, self.info, self.data.shapes, found)
 
     @torch.no_grad()
     def predict(self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor, guidance: Tensor | None) -> Tensor:
@@ -275,35 +155,6 @@ class Trainer:
             assert m.losses is not None
             total += float(m.losses.sum())
         return total / len(samples)
-
-    def entries(self, dtype: str) -> list[Entry]:
-        """The weights under their file names, for ``weights.write_safetensors``: exact masters, cast to ``dtype``."""
-        self.conveyor.streams.synchronize()
-        return checkpoint.export_entries(self.stages, dtype)
-
-    def save(self, directory: Path) -> None:
-        """Write the full state into an existing, empty folder."""
-        assert not self.torn, "a half-updated step is never saved"
-        self.conveyor.streams.synchronize()
-        checkpoint.save_state(self.stages, directory, step=self.step, rollbacks=self.rollbacks)
-
-    def load(self, directory: Path) -> None:
-        """Take up the state that ``save`` wrote. A folder that does not fit raises ``ValueError``."""
-        self.conveyor.park()
-        self.step = checkpoint.load_state(self.stages, directory)
-        self.updated = []
-
-    def park(self) -> None:
-        """Give the device's memory back; the next use takes it again."""
-        self.keeper.clear()
-        self.conveyor.park()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    @property
-    def torn(self) -> bool:
-        """Whether a step was cut short after some of its updates."""
-        return bool(self.updated)
 
     def _inputs(self, stage: Stage, m: MicroBatch) -> AbstractContextManager[tuple[Tensor, ...]]:
         """What the stage was given on the way out: for the last one that is what ``m`` still carries."""

@@ -68,13 +68,13 @@ def test_a_compiler_that_fails_is_told_and_updates_are_eager_from_then_on(tiny, 
     def broken(*_, **__):
         raise RuntimeError("no working compiler\nhere")
 
-    monkeypatch.setattr("trainer.loop.eager_because", lambda device: "")
+    monkeypatch.setattr("trainer.engine.eager_because", lambda device: "")
     monkeypatch.setattr("trainer.optim.compiled.update_tile", broken)
     with caplog.at_level("INFO"):
         trainer = make(tiny, name="compiled")
-        assert trainer._compiled() and "updates: compiled" in caplog.text
+        assert trainer.compiled() and "updates: compiled" in caplog.text
         trainer.warm_up()
-    assert not trainer._compiled() and "no working compiler here" in caplog.text
+    assert not trainer.compiled() and "no working compiler here" in caplog.text
     monkeypatch.undo()
     plain = make(tiny, name="plain")
     for one in (trainer, plain):

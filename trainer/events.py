@@ -6,13 +6,21 @@
 ==============  ==========================================================================================
 ``state``       ``state``; ``target`` and ``error`` where they belong to it
 ``target``      ``target``: a run in training was given another one
-``step``        ``step``, ``loss``, ``lr``, ``seconds``: one update was made. ``not_finite``: stages whose gradients
-                were none, and that were left as they were; ``partial``: ``[n, m]``, it was cut short when n of m
-                stages were updated
+``step``        ``step``, ``loss``, ``lr``, ``seconds``: one update was made. ``images``, ``epoch``: seen so far.
+                ``not_finite``: stages whose gradients were none, and that were left as they were; ``partial``:
+                ``[n, m]``, it was cut short when n of m stages were updated
+``spike``       ``step``, ``loss``, ``usual``: that step's loss is far above those before it
+``bad_numbers``  ``step``, ``error``: loss or gradients were no numbers; the run goes back, or stops
 ``eval``        ``step``, ``loss``: the loss over the whole set at fixed noise and timesteps
+``validated``   ``step``, ``loss``: the same over the pictures that are never trained
 ``saved``       ``step``, ``seconds``: a save point is whole; ``save_failed``: ``step``, ``error``
-``resumed``     ``step``: the weights are those of this step; later records are of a lost past
-``rolled_back`` ``step``: the same, by the user's will
+``checkpoint``  ``step``, ``file``: a weights-only checkpoint is whole; ``checkpoint_failed``: ``step``, ``error``
+``resumed``     ``step``: the weights are those of this step; later records are of a lost past. ``fresh``: and the
+                moments of the optimizer begin anew
+``rolled_back`` ``step``, ``fresh``: the same, by the user's will or, with ``why``, by the run's own rules;
+                ``skipped``: the number of the batch that is left out from now on
+``lr``          ``step``, ``lr``: the learning rate after this step, until the settings name another one
+``memory``      ``vram_gb``, ``ram_gb``, ``waits``: in use while training, and what steps wait for
 ``planned``     ``plan``: where things live, from now on; ``key``: of the settings and machine that it is for
 ``out_of_memory``  ``step``, ``plan``, ``key``: the GPU's memory ran out, and a tighter plan is in use from now on.
                 ``updated`` of ``stages`` stages had been updated; if any, that step counts as done, and its
@@ -28,13 +36,13 @@ import json
 import logging
 import math
 import os
-import statistics
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from .files import exclusive
+from .history import History
 
 log = logging.getLogger(__name__)
 
@@ -56,61 +64,6 @@ failed runs may train again. ``preparing`` follows every state, since a worker m
 """
 OPEN_STATES = ("preparing", "training", "paused")
 """States that only a living worker can be in. Where none lives the run was ``interrupted``."""
-WINDOW = 20
-"""Steps over which the seconds per step are taken (their median: a save or a pause does not tilt it)."""
-
-
-class History:
-    """What the events say so far: state, step, target, loss curve. Records of a lost past are dropped."""
-
-    def __init__(self) -> None:
-        self.last = 0
-        self.state: str | None = None
-        self.step = 0
-        self.target: int | None = None
-        self.error: str | None = None
-        self.steps: list[dict[str, Any]] = []
-        self.evals: list[dict[str, Any]] = []
-
-    def apply(self, event: dict[str, Any]) -> None:
-        """Take one event in."""
-        self.last = max(self.last, event["n"])
-        kind = event["type"]
-        if kind == "state":
-            self.state = event["state"]
-            self.error = event.get("error")
-            self.target = event.get("target", self.target)
-        elif kind == "target":
-            self.target = event["target"]
-        elif kind == "step":
-            self.step = event["step"]
-            self.steps.append(event)
-        elif kind == "eval":
-            self.evals.append(event)
-        elif kind in ("resumed", "rolled_back"):
-            self.step = event["step"]
-            self.steps = [e for e in self.steps if e["step"] <= self.step]
-            self.evals = [e for e in self.evals if e["step"] <= self.step]
-
-    def summary(self) -> dict[str, Any]:
-        """The numbers that a panel shows, as plain JSON types; None where there is none yet."""
-        recent = [e["seconds"] for e in self.steps[-WINDOW:] if "seconds" in e]
-        seconds = statistics.median(recent) if recent else None
-        to_go = max(0, self.target - self.step) if self.target is not None else None
-        return {
-            "state": self.state,
-            "step": self.step,
-            "target": self.target,
-            "loss": self.steps[-1]["loss"] if self.steps else None,
-            "lr": self.steps[-1]["lr"] if self.steps else None,
-            "seconds_per_step": seconds,
-            "error": self.error,
-            "loss_first": self.steps[0]["loss"] if self.steps else None,
-            "eval_loss": self.evals[-1]["loss"] if self.evals else None,
-            "eval_loss_first": self.evals[0]["loss"] if self.evals else None,
-            "seconds_left": to_go * seconds if seconds is not None and to_go is not None else None,
-            "last_event": self.last,
-        }
 
 
 class EventLog:

@@ -11,8 +11,8 @@ WINDOW = 50
 FEWEST = 10
 """With fewer than these nothing is known to be usual."""
 LEAST, MOST = 6.0, 10.0
-"""A loss below ``LEAST`` times the usual is no spike, however steady the losses were (the tiny demo's, near its end, jump
-to four times), and one of ``MOST`` times the usual is one, however they spread."""
+"""A loss below ``LEAST`` times the usual is no spike, however steady the losses were (near its end the tiny demo's jump
+to four times the usual), and one of ``MOST`` times the usual is one, however they spread."""
 SPREADS = 6.0
 """So many spreads above the usual is a spike. Losses of batches spread by factors, so the logarithm is looked at."""
 QUIET = 20

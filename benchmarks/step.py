@@ -59,15 +59,21 @@ class RandomData(Dataset):
     def __init__(self, params: FluxParams, resolution: int, text_tokens: int, samples: int):
         self.params, self.text_tokens = params, text_tokens
         self.shapes = [(resolution // 8, resolution // 8)] * samples
+        self.repeats = None
 
-    def latents(self, indices: Sequence[int]) -> Tensor:
+    def latents(self, indices: Sequence[int], flipped: Sequence[bool] | None = None) -> Tensor:
         return torch.stack([torch.randn(16, *self.shapes[i], generator=_seeded(i)) for i in indices])
 
-    def captions(self, indices: Sequence[int], dropped: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    def captions(
+        self, indices: Sequence[int], dropped: Sequence[bool], chosen: Sequence[float] | None = None
+    ) -> tuple[Tensor, Tensor]:
         p = self.params
         context = [torch.randn(self.text_tokens, p.context_in_dim, generator=_seeded(i)) for i in indices]
         pooled = [torch.randn(p.vec_in_dim, generator=_seeded(-i - 1)) for i in indices]
         return torch.stack(context), torch.stack(pooled)
+
+    def weights(self, indices: Sequence[int], flipped: Sequence[bool]) -> None:
+        return None
 
     def names(self, indices: Sequence[int]) -> list[str]:
         return [f"random {i}" for i in indices]

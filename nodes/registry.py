@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..trainer.config import check_name
 from ..trainer.data.cache import Cache
-from ..trainer.data.manifest import cache_root, check_manifest
+from ..trainer.data.manifest import cache_root, check_manifest, entries
 from ..trainer.flux.variants import require_flux
 from ..trainer.memory import plan as planning
 from ..trainer.run import RunDirectory, identity
@@ -105,10 +105,7 @@ def require_data(run: RunDirectory) -> None:
         manifest = run.dataset
         check_manifest(manifest)
         cache = Cache(cache_root(manifest, run.path))
-        wanted = [("captions", manifest["empty_caption"])]
-        for sample in manifest["samples"]:
-            wanted += [("latents", sample["latent"]), ("captions", sample["caption"])]
-        gone = sum(not cache.path(kind, key).exists() for kind, key in dict.fromkeys(wanted))
+        gone = sum(not cache.path(kind, key).exists() for kind, key in entries(manifest))
         if gone:
             raise ValueError(f"{gone} cached latents and captions are gone from {cache.root}")
     except (ValueError, LookupError, TypeError) as error:

@@ -78,8 +78,12 @@ def noised(latent: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     return torch.lerp(latent, noise, t), noise - latent
 
 
-def sample_losses(predicted: Tensor, target: Tensor, recipe: RecipeConfig) -> Tensor:
-    """Mean loss of each sample, float32 [B]."""
+def sample_losses(predicted: Tensor, target: Tensor, recipe: RecipeConfig, weight: Tensor | None = None) -> Tensor:
+    """Mean loss of each sample, float32 [B].
+
+    ``weight`` [B, 1, h, w] is a factor of the loss at each latent pixel. The mean stays over all pixels: a mask takes
+    away, it does not make what is left count for more.
+    """
     predicted, target = predicted.float(), target.float()
     if recipe.loss == "l2":
         each = F.mse_loss(predicted, target, reduction="none")
@@ -87,6 +91,8 @@ def sample_losses(predicted: Tensor, target: Tensor, recipe: RecipeConfig) -> Te
         each = F.huber_loss(predicted, target, reduction="none", delta=recipe.huber_delta)
     else:
         each = F.smooth_l1_loss(predicted, target, reduction="none", beta=recipe.huber_delta)
+    if weight is not None:
+        each = each * weight
     return each.flatten(1).mean(1)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import flow
-from .data.batches import batch_indices
+from .data.batches import batch_indices, counters_of
 from .engine import Engine
 from .flux.model import patchify
 from .walk import MicroBatch, Stage, predict_head, walk_back, walk_out
@@ -57,8 +57,8 @@ class Trainer(Engine):
         """One update of all weights. Raises ``NonFiniteLoss`` before any weight has changed."""
         started, step, recipe = time.perf_counter(), self.step + 1, self.config.recipe
         lr = flow.learning_rate(self.config.optimizer.lr, recipe, step)
-        samples = batch_indices(self.data.shapes, recipe.batch_size, recipe.training_seed, step)
-        counters = [(recipe.training_seed, self.rollbacks, step, i) for i in samples]
+        samples = batch_indices(self.data.shapes, recipe.batch_size, recipe.training_seed, step, self.data.repeats)
+        counters = counters_of(recipe.training_seed, self.rollbacks, step, samples)
         levels = [flow.timestep(recipe, self.data.shapes[i], *c) for i, c in zip(samples, counters, strict=True)]
         micros = self._micro_batches(samples, levels, counters)
 
@@ -119,7 +119,7 @@ class Trainer(Engine):
         counters = [("warm-up", i) for i in range(len(samples))]
         micros = self._micro_batches(samples, [0.5] * len(samples), counters, train=False)
         try:
-            self._walk(micros, lr=0.0, step=max(self.step, 1), check=lambda: 0.0, keep=False)
+            self._walk(micros, lr=0.0, step=self.step + 1, check=lambda: 0.0, keep=False)
             self.conveyor.streams.synchronize()
             return
         except Exception as error:
@@ -167,14 +167,13 @@ class Trainer(Engine):
         micros = []
         for start in range(0, len(samples), size):
             part = slice(start, start + size)
-            latents = self.data.latents(samples[part]).float()
-            noise = torch.stack([flow.noise_like(latents.shape[1:], *c) for c in counters[part]])
+            data = self.data.examples(samples[part], counters[part], recipe.caption_dropout, train=train)
+            noise = torch.stack([flow.noise_like(data.latents.shape[1:], *c) for c in counters[part]])
             t = torch.tensor(levels[part], dtype=torch.float32)
-            x, target = flow.noised(latents, noise, t)
-            dropped = [train and flow.is_dropped(recipe.caption_dropout, *c) for c in counters[part]]
-            context, pooled = self.data.captions(samples[part], dropped)
-            m = self._micro_batch(x, t, context, pooled, torch.full_like(t, recipe.guidance))
+            x, target = flow.noised(data.latents, noise, t)
+            m = self._micro_batch(x, t, data.context, data.pooled, torch.full_like(t, recipe.guidance))
             m.target, m.share = target.to(self.device), 1 / len(samples)
+            m.weight = data.weight if data.weight is None else data.weight.to(self.device)
             micros.append(m)
         return micros
 

@@ -44,6 +44,8 @@ class MicroBatch:
     """Height and width in latent pixels."""
     target: Tensor | None = None
     """True velocity [B, C, h, w], where the loss is wanted."""
+    weight: Tensor | None = None
+    """Factor of the loss at each latent pixel, float32 [B, 1, h, w]; None: 1 everywhere."""
     share: float = 1.0
     """Weight of each sample's loss in the batch's: one over the batch size."""
     hidden: Hidden = ()
@@ -116,7 +118,7 @@ def run_head(model: Flux, recipe: RecipeConfig) -> Callable[[Hidden, MicroBatch]
     def head(h: Hidden, m: MicroBatch) -> Hidden:
         velocity = predict_head(model, h, m)
         assert m.target is not None
-        losses = m.losses = sample_losses(velocity, m.target, recipe)
+        losses = m.losses = sample_losses(velocity, m.target, recipe, m.weight)
         return (losses.sum() * m.share,)
 
     return head

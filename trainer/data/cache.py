@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-KINDS = {"latents": ("latent",), "captions": ("context", "pooled")}
-"""Kinds of entries, and the tensors that each holds: latent [16, h, w]; context [T, D] and pooled [P]."""
+KINDS = {"latents": ("latent",), "captions": ("context", "pooled"), "masks": ("mask",)}
+"""Kinds of entries, and the tensors that each holds: latent [16, h, w]; context [T, D] and pooled [P]; mask [h, w]."""
 
 _DAMAGE = (ValueError, KeyError, TypeError)
 

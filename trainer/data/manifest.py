@@ -2,8 +2,12 @@
 
 ``{"format": 1, "cache": path, "samples": [{"image", "latent", "shape": [h, w], "caption"}], "empty_caption": key,
 "fingerprint": sha256}``. ``cache`` is relative to the run directory where that makes moving both together possible,
-else absolute. ``image`` is relative to the dataset folder; ``latent`` and ``caption`` are cache keys; shapes are in
-latent pixels.
+else absolute. ``image`` is relative to the dataset folder, for messages; ``latent`` and ``caption`` are cache keys;
+shapes are in latent pixels. There is one sample for each picture and resolution.
+
+A sample also has, where that is asked for: ``flipped`` (key of the mirrored latent), ``captions`` (keys of all its
+captions, the first one ``caption``), ``mask`` (key) with ``outside_mask`` (weight where it is black; lacking: 0),
+``weight`` and ``repeats`` (lacking: 1). ``validation`` holds the samples that are measured and not trained.
 """
 
 from __future__ import annotations
@@ -18,10 +22,29 @@ from typing import Any
 FORMAT = 1
 
 
+EXTRAS = ("flipped", "captions", "mask", "outside_mask", "weight", "repeats")
+"""What only some samples have."""
+
+
 def fingerprint(samples: list[dict[str, Any]], empty_caption: str) -> str:
     """What will be trained on, whatever the pictures are called and wherever they lie: sha256 of the ordered keys."""
-    text = json.dumps([[s["latent"], s["shape"], s["caption"]] for s in samples] + [empty_caption])
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    rows: list[Any] = []
+    for s in samples:
+        extras = {name: s[name] for name in EXTRAS if name in s}
+        rows.append([s["latent"], s["shape"], s["caption"], *([extras] if extras else [])])
+    return hashlib.sha256(json.dumps([*rows, empty_caption]).encode("ascii")).hexdigest()
+
+
+def entries(manifest: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    """Every cache entry that a run needs, as (kind, key), and the picture it is of."""
+    found: dict[tuple[str, str], str] = {("captions", manifest["empty_caption"]): "the empty caption"}
+    for sample in (*manifest["samples"], *manifest.get("validation", ())):
+        latents = [sample["latent"], *([sample["flipped"]] if "flipped" in sample else [])]
+        captions = sample.get("captions") or [sample["caption"]]
+        for kind, keys in (("latents", latents), ("captions", captions), ("masks", [sample.get("mask")])):
+            for key in filter(None, keys):
+                found.setdefault((kind, key), sample["image"])
+    return found
 
 
 def cache_path_for(root: Path, run_dir: str | Path | None) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,18 +25,28 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 _KEPT_FOLLOWERS = 4
 _KEPT_STATUSES = 500
 
-Bin = list[float]
-"""``[step, mean, low, high, count]``: ``count`` losses of the steps that end at ``step``."""
+NOTABLE = ("saved", "save_failed", "checkpoint", "exported", "out_of_memory", "rolled_back", "spike", "lr")
+"""Events that a reader is told of as they happened."""
+_TOLD = ("n", "type", "step", "error", "seconds", "loss", "usual", "lr", "file", "updated", "stages")
+BACK = ("resumed", "rolled_back")
+"""Events after which later steps are of a lost past."""
+LOW_DISK = 2e9
+"""Bytes below which a disk is low in any case; else it is where another save point would not fit."""
+_DISK_SECONDS = 30.0
+
+Bin = list[Any]
+"""``[step, mean, low, high, count, lr]``: ``count`` losses of the steps that end at ``step``, whose rate was ``lr``."""
 
 
-def bins(points: Sequence[tuple[int, float]], most: int = MOST_BINS) -> list[Bin]:
-    """Merge ``(step, loss)`` points, in order, into at most ``most`` bins of equally many steps."""
+def bins(points: Sequence[tuple[Any, ...]], most: int = MOST_BINS) -> list[Bin]:
+    """Merge ``(step, loss, lr)`` points (``lr`` may be left out), in order, into at most ``most`` bins of equally
+    many steps."""
     size = max(1, -(-len(points) // most))
     result: list[Bin] = []
     for start in range(0, len(points), size):
         part = points[start : start + size]
-        values = [loss for _, loss in part]
-        result.append([part[-1][0], sum(values) / len(values), min(values), max(values), len(values)])
+        values = [point[1] for point in part]
+        result.append([part[-1][0], sum(values) / len(values), min(values), max(values), len(values), *part[-1][2:]])
     return result
 
 
@@ -48,35 +60,69 @@ class Follower:
         self._step = 0
         self._counted = 0
         self._unsaved = 0.0
+        self._at_risk = 0.0
+        self._disk: float | None = None
+        self._disk_due = 0.0
 
     def snapshot(self) -> dict[str, Any]:
-        """``status``, ``n`` (number of the last event that it is sure to hold), ``losses`` (bins), ``samples``.
+        """``status``, ``n`` (number of the last event that it is sure to hold), ``losses`` (bins), ``validation``
+        (points), ``samples``.
 
         The status comes with ``next_save``.
         """
         status = self.run.status()  # first: losses that came since are no harm, missing ones are
-        points = [(step, loss) for step, loss in self.run.losses() if loss is not None]
+        losses: list[tuple[int, float, float]] = []
+        validation: list[list[float]] = []
+        for event in self.run.events():
+            kind, step = event["type"], event.get("step", 0)
+            if kind == "step" and event["loss"] is not None:
+                losses.append((step, event["loss"], event["lr"]))
+            elif kind == "validated" and event["loss"] is not None:
+                validation.append([step, event["loss"]])
+            elif kind in BACK:
+                losses = [point for point in losses if point[0] <= step]
+                validation = [point for point in validation if point[0] <= step]
         return {"status": {**status, **self.next_save(status["step"])}, "n": status["last_event"],
-                "losses": bins(points), "samples": samples(self.run.path)}
+                "losses": bins(losses), "validation": validation[-MOST_BINS:], "samples": samples(self.run.path)}
 
     def next_save(self, step: int) -> dict[str, float | None]:
-        """When the worker saves by itself before its target: ``save_in`` (seconds of training), ``save_at`` (step).
+        """When the worker saves by itself before its target: ``save_in`` (seconds of training), ``save_at`` (step),
+        None where never by this; ``unsaved_seconds``, the training that a power cut would cost now.
 
-        None: never by this. It is what the worker does (``trainer/session.py``): it counts the time of the steps since
-        it saved, or tried to, or was opened.
+        It is what the worker does (``trainer/session.py``): it counts the time of the steps since it saved, or tried
+        to, or was opened.
         """
         with self._lock:
             for event in self.run.events(self._counted):
                 self._counted = event["n"]
                 if event["type"] == "step":
                     self._unsaved += event["seconds"] or 0.0
+                    self._at_risk += event["seconds"] or 0.0
                 elif event["type"] in ("saved", "save_failed") or event.get("state") == "preparing":
                     self._unsaved = 0.0
-            unsaved = self._unsaved
+                if event["type"] == "saved" or event["type"] in BACK:
+                    self._at_risk = 0.0
+            unsaved, at_risk = self._unsaved, self._at_risk
         recipe = self.run.config.recipe
         minutes, every = recipe.save_every_minutes, recipe.save_every_steps
         return {"save_in": max(0.0, 60 * minutes - unsaved) if minutes > 0 else None,
-                "save_at": step - step % every + every if every else None}
+                "save_at": step - step % every + every if every else None, "unsaved_seconds": at_risk}
+
+    def pulse(self) -> tuple[Any, ...]:
+        """Differs from the last one where ``news`` has something to tell; costs next to nothing."""
+        info = os.stat(self.run.log.path)
+        return info.st_size, info.st_mtime_ns, self.run.address_file.exists(), self.run.locked(), self.disk_low()
+
+    def disk_low(self) -> float | None:
+        """Bytes that are free on the run's disk, where that is too little for another save point."""
+        now = time.monotonic()
+        if now >= self._disk_due:
+            self._disk_due = now + _DISK_SECONDS
+            free = shutil.disk_usage(self.run.path).free
+            point = self.run.latest_save_point()
+            needed = sum(f.stat().st_size for f in point.path.rglob("*") if f.is_file()) if point else 0
+            self._disk = float(free) if free < max(LOW_DISK, needed) else None
+        return self._disk
 
     def begin(self) -> None:
         """Count everything up to now as reported."""
@@ -87,25 +133,34 @@ class Follower:
     def news(self) -> dict[str, Any]:
         """The status with ``next_save``, and what happened since the last call.
 
-        ``since`` and ``n``: events since < number <= n are in this. ``losses``: the new ones (bins of one). ``reset``
+        ``since`` and ``n``: events since < number <= n are in this. ``losses``: the new ones (bins of one), likewise
+        ``validation``; ``happened``: the ``NOTABLE`` ones; ``sampled``: whether there are new pictures. ``reset``
         says that steps were taken back or left out: the reader should take a snapshot instead.
         """
         with self._lock:
             since = self._reported
-            reset = False
-            points: list[tuple[int, float]] = []
+            reset = sampled = False
+            points: list[tuple[int, float, float]] = []
+            validation: list[list[float]] = []
+            happened: list[dict[str, Any]] = []
             for event in self.run.events(since):
                 self._reported = event["n"]
                 if event["type"] == "step":
                     self._step = event["step"]
                     if event["loss"] is not None:
-                        points.append((event["step"], event["loss"]))
-                elif event["type"] in ("resumed", "rolled_back"):
+                        points.append((event["step"], event["loss"], event["lr"]))
+                elif event["type"] == "validated" and event["loss"] is not None:
+                    validation.append([event["step"], event["loss"]])
+                elif event["type"] in BACK:
                     reset = reset or event["step"] < self._step
                     self._step = event["step"]
+                sampled = sampled or event["type"] == "sample"
+                if event["type"] in NOTABLE:
+                    happened.append({key: value for key, value in event.items() if key in _TOLD})
             reset = reset or len(points) > MOST_BINS
-            losses = [] if reset else [[step, loss, loss, loss, 1] for step, loss in points]
-            about = {"since": since, "n": self._reported, "losses": losses, "reset": reset}
+            losses = [] if reset else [[step, loss, loss, loss, 1, lr] for step, loss, lr in points]
+            about = {"since": since, "n": self._reported, "losses": losses, "reset": reset, "sampled": sampled,
+                     "validation": [] if reset else validation, "happened": happened, "disk_low": self.disk_low()}
         status = self.run.status()
         return {**status, **self.next_save(status["step"]), **about}
 
@@ -122,6 +177,14 @@ def samples(run_dir: Path) -> list[dict[str, Any]]:
                 about = {}
             found.append({**(about if isinstance(about, dict) else {}), "file": path.name})
     return sorted(found, key=lambda one: (one.get("step") or 0, one.get("index") or 0, one["file"]))
+
+
+def newest_sample(run_dir: Path) -> str | None:
+    """The file name of the first picture of the newest step that has one."""
+    folder = run_dir / "samples"
+    names = [n for n in os.listdir(folder) if n.lower().endswith(PICTURES)] if folder.is_dir() else []
+    steps = [name.partition("_")[0] for name in names]
+    return min(name for name, step in zip(names, steps, strict=True) if step == max(steps)) if names else None
 
 
 def sample_path(run_dir: Path, name: str) -> Path | None:
@@ -150,6 +213,11 @@ class Library:
                 self._followers.popitem(last=False)
             return follower
 
+    def forget(self, path: Path) -> None:
+        """A run was deleted: another may take its place."""
+        with self._lock:
+            self._followers.pop(path, None)
+
     def statuses(self, home: Path) -> list[dict[str, Any]]:
         """The status of each run under ``home``, the last used first. A run that cannot be read is left out."""
         found = []
@@ -167,7 +235,7 @@ class Library:
         with self._lock:
             if key in self._statuses:
                 return self._statuses[key]
-        status = RunDirectory(path).status()
+        status = {**RunDirectory(path).status(), "thumbnail": newest_sample(path)}
         if status["worker"] is None:  # else it changes without a word in the event file, when the worker goes
             with self._lock:
                 self._statuses[key] = status

@@ -37,6 +37,9 @@ class _Watch:
         self.follower: Follower | None = None
         self.holders = 0
         self.note = ""
+        self.pulse: tuple[Any, ...] | None = None
+        self.was: tuple[bool, bool] = (False, False)
+        """Whether the run moved, and whether its worker lived, at ``pulse``."""
         self.last_seen: tuple[Any, ...] | None = None
         self.sent_at = 0.0
         self.due = 0.0
@@ -162,11 +165,15 @@ class Pusher:
             watch.follower = Follower(watch.path)
             watch.follower.begin()
         about = self.about(watch.path)
-        news = watch.follower.news()
+        pulse = (*watch.follower.pulse(), about)
         now = time.monotonic()
+        if pulse == watch.pulse and not (watch.was[0] and now - watch.sent_at > BEAT):
+            return watch.was
+        news = watch.follower.news()
         moving = news["state"] in MOVING
-        seen = (news["n"], news["state"], news["worker"], news["error"], about)
+        seen = (news["n"], news["state"], news["worker"], news["error"], news["disk_low"], about)
         if seen != watch.last_seen or (moving and now - watch.sent_at > BEAT):
             watch.last_seen, watch.sent_at = seen, now
             self._send(EVENT, {**news, **about, "places": self.places(watch.path.name)})
-        return moving, news["worker"] is not None
+        watch.pulse, watch.was = pulse, (moving, news["worker"] is not None)
+        return watch.was

@@ -1,10 +1,18 @@
-"""The panel's server side: HTTP routes under ``/flux_fft/`` and the websocket's ``flux_fft.event``.
+"""The panel's and the sidebar's server side: HTTP routes under ``/flux_fft/`` and the websocket's ``flux_fft.event``.
 
 ==============================  ====================================================================================
 ``GET runs``                    ``runs`` (status of each, the last used first), ``places`` (which node shows which)
-``GET runs/NAME``               snapshot: ``status``, ``n``, ``losses`` (``follow.bins``), ``samples`` and ``about``
-``GET runs/NAME/samples/FILE``  a picture
+``GET runs/NAME``               snapshot: ``status``, ``n``, ``losses`` (``follow.bins``), ``validation``, ``samples``
+                                and ``about``
+``GET runs/NAME/details``       settings, save points and what else there is (``details.details``)
+``GET runs/NAME/graph``         ``prompt`` and ``workflow`` of the graph that trained it last
+``GET runs/NAME/log``           ``text``: the end of its worker's log
+``GET runs/NAME/samples/FILE``  a picture; ``?side=256``: a small one
 ``POST runs/NAME/pause|stop``   asks the run's worker; answers once it is paused, or saved and gone
+``POST runs/NAME/save|lr``      a save point now; ``{"lr": number}`` from the next step
+``POST runs/NAME/delete``       removes the run, ``{"stop": true}``: its worker is stopped first
+``POST datasets``               ``{"name"}``: begins an upload, gives ``id``; then ``PUT datasets/ID?path=...`` each
+                                file (a .zip is unpacked), ``POST datasets/ID/finish``, or ``DELETE datasets/ID``
 ``flux_fft.event``              the status and ``about``, with ``since``, ``n``, ``losses``, ``reset``, ``places``
 ==============================  ====================================================================================
 
@@ -20,15 +28,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..trainer.run import RunDirectory
-from . import bridge
+from ..trainer.run import RunDirectory, RunLocked
+from . import bridge, details, words
 from .follow import Library, sample_path
 from .pusher import Pusher
+from .uploads import CHUNK, Uploads
 
 PREFIX = "/flux_fft"
 
@@ -42,7 +51,10 @@ def _send(event: str, data: dict[str, Any]) -> None:
 
 _pusher = Pusher(_send)
 _library = Library()
+_uploads = Uploads()
 _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="flux_fft_routes")
+_patient = ThreadPoolExecutor(max_workers=8, thread_name_prefix="flux_fft_asks")
+"""For what waits for a worker: looking must go on meanwhile."""
 
 watching, watch, unwatch = _pusher.watching, _pusher.watch, _pusher.unwatch
 note, say = _pusher.note, _pusher.say
@@ -53,6 +65,13 @@ def _run_dir(name: str) -> Path:
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"there is no run {name!r} in {bridge.home()}")
     return path
+
+
+def _run(name: str) -> RunDirectory:
+    return _library.follower(_run_dir(name)).run
+
+
+# -- what is looked at
 
 
 def _list() -> dict[str, Any]:
@@ -67,14 +86,18 @@ def _snapshot(name: str) -> dict[str, Any]:
     return {**snapshot, **_pusher.about(path)}
 
 
-def _sample(name: str, file: str) -> Path:
+def _sample(name: str, file: str, side: str = "") -> Path | bytes:
     path = sample_path(_run_dir(name), file)
     if path is None:
         raise FileNotFoundError(f"run {name!r} has no picture {file!r}")
-    return path
+    return details.small_picture(path, int(side)) if side.isdecimal() else path
 
 
-def _ask(name: str, action: str) -> dict[str, Any]:
+# -- what is asked for
+
+
+def _ask(name: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Have the run's worker do something; what it answers comes as ``done``."""
     from ..trainer import client
 
     path = _run_dir(name)
@@ -82,42 +105,133 @@ def _ask(name: str, action: str) -> dict[str, Any]:
     if not RunDirectory(path).locked():
         if action == "stop":
             return answer  # it is stopped
-        raise RuntimeError(f"run {name!r} is not being trained: there is nothing to pause")
+        raise RuntimeError(f"run {name!r} is not in memory: queue its graph first")
+    lr = body.get("lr", 0.0)
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 <= lr <= 1:
+        raise ValueError(f"the learning rate is {lr!r}: give a number from 0 to 1, such as 3.5e-6")
     with watching(path), client.open_run(path, launch=False) as worker:
-        worker.pause() if action == "pause" else worker.stop()
-    return answer
+        done = {"pause": worker.pause, "stop": worker.stop, "save": worker.save,
+                "lr": lambda: worker.set_lr(lr)}[action]()
+    return {**answer, "done": done}
+
+
+def _delete(name: str, body: dict[str, Any]) -> dict[str, Any]:
+    path = _run_dir(name)
+    run = RunDirectory(path)
+    if run.locked() and body.get("stop") is True:
+        _ask(name, "stop", {})
+    try:
+        run.delete()
+    except RunLocked:
+        raise RuntimeError(f"run {name!r} is open in a worker: stop it first") from None
+    _library.forget(path)
+    return {"run": name, "deleted": True}
+
+
+def _begin_upload(body: dict[str, Any]) -> dict[str, Any]:
+    upload = _uploads.begin(Path(bridge.input_path(".")), str(body.get("name", "")))
+    return {"id": upload.id, "name": upload.name}
+
+
+def _finish_upload(key: str) -> dict[str, Any]:
+    upload = _uploads.get(key)
+    try:
+        return upload.finish()
+    finally:
+        _uploads.end(key)
+        upload.drop()
+
+
+def _drop_upload(key: str) -> dict[str, Any]:
+    _uploads.end(key).drop()
+    return {"dropped": key}
+
+
+async def _receive(request: Any) -> dict[str, Any]:
+    """One file of an upload, written as it comes."""
+    loop = asyncio.get_running_loop()
+    key, path = request.match_info["key"], request.query.get("path", "")
+
+    def in_thread(call: Callable[..., Any], *args: Any) -> Any:
+        return loop.run_in_executor(_threads, call, *args)
+
+    upload = _uploads.get(key)
+    zipped = path.lower().endswith(".zip")
+    try:
+        target = upload.spool() if zipped else await in_thread(upload.place, path)
+        if target is None:
+            return {"skipped": path}
+        file = await in_thread(open, target, "wb")
+        try:
+            async for data in request.content.iter_chunked(CHUNK):
+                await in_thread(upload.write, file, data)
+        finally:
+            await in_thread(file.close)
+        if zipped:
+            await in_thread(upload.unpack, target)
+    except BaseException:
+        _uploads.end(key)
+        await in_thread(upload.drop)
+        raise
+    return {"pictures": upload.pictures, "texts": upload.texts, "bytes": upload.bytes}
+
+
+# -- how it is served
 
 
 def register(routes: Any) -> None:
     """Add the routes to an aiohttp ``RouteTableDef``."""
     from aiohttp import web
 
-    def answers(work: Callable[..., Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def error(status: int, problem: Exception) -> web.Response:
+        line = " ".join(words.encodable(str(problem)).split())
+        return web.json_response({"error": line or type(problem).__name__}, status=status)
+
+    def answers(work: Callable[..., Any], *, body: bool = False, query: tuple[str, ...] = (),
+                threads: ThreadPoolExecutor = _threads) -> Callable[[web.Request], Any]:
         """A handler that calls ``work`` with the parts of the path, in a thread, and answers with its result."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            loop = asyncio.get_running_loop()
-            call = functools.partial(work, **request.match_info)
             try:
-                result = await loop.run_in_executor(_threads, call)
-            except FileNotFoundError as error:
-                return web.json_response({"error": str(error)}, status=404)
-            except ValueError as error:
-                return web.json_response({"error": str(error)}, status=400)
-            except (OSError, RuntimeError) as error:
-                logging.warning("flux_fft: %s: %s", request.path, error)
-                return web.json_response({"error": str(error)}, status=409)
+                given: dict[str, Any] = dict(request.match_info)
+                given |= {key: request.query[key] for key in query if key in request.query}
+                if body:
+                    given["body"] = details.load_json(await request.text())
+                if asyncio.iscoroutinefunction(work):
+                    result = await work(request)
+                else:
+                    call = functools.partial(work, **given)
+                    result = await asyncio.get_running_loop().run_in_executor(threads, call)
+            except FileNotFoundError as problem:
+                return error(404, problem)
+            except ValueError as problem:
+                return error(400, problem)
+            except (OSError, RuntimeError) as problem:
+                logging.warning("flux_fft: %s: %s", request.path, problem)
+                return error(409, problem)
             if isinstance(result, Path):
                 return web.FileResponse(result, headers={"X-Content-Type-Options": "nosniff"})
+            if isinstance(result, bytes):
+                return web.Response(body=result, content_type="image/jpeg", headers={"Cache-Control": "max-age=3600"})
             return web.json_response(result)
 
         return handler
 
+    run = f"{PREFIX}/runs/{{name}}"
     routes.get(f"{PREFIX}/runs")(answers(_list))
-    routes.get(f"{PREFIX}/runs/{{name}}")(answers(_snapshot))
-    routes.get(f"{PREFIX}/runs/{{name}}/samples/{{file}}")(answers(_sample))
-    for action in ("pause", "stop"):
-        routes.post(f"{PREFIX}/runs/{{name}}/{action}")(answers(functools.partial(_ask, action=action)))
+    routes.get(run)(answers(_snapshot))
+    routes.get(f"{run}/details")(answers(lambda name: details.details(_run(name))))
+    routes.get(f"{run}/graph")(answers(lambda name: details.stored_graph(_run(name))))
+    routes.get(f"{run}/log")(answers(lambda name: details.log_tail(_run(name))))
+    routes.get(f"{run}/samples/{{file}}")(answers(_sample, query=("side",)))
+    for action in ("pause", "stop", "save", "lr"):
+        ask = functools.partial(_ask, action=action)
+        routes.post(f"{run}/{action}")(answers(ask, body=True, threads=_patient))
+    routes.post(f"{run}/delete")(answers(_delete, body=True, threads=_patient))
+    routes.post(f"{PREFIX}/datasets")(answers(_begin_upload, body=True))
+    routes.put(f"{PREFIX}/datasets/{{key}}")(answers(_receive))
+    routes.post(f"{PREFIX}/datasets/{{key}}/finish")(answers(_finish_upload))
+    routes.delete(f"{PREFIX}/datasets/{{key}}")(answers(_drop_upload))
 
 
 def _register_with_comfyui() -> None:

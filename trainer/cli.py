@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
+from . import export
+from .describe import TEXTS
 from .launch import EXIT_LOCKED, EXIT_USER_ERROR, LOG_FORMAT
 from .progress import duration
 from .run import RunDirectory, RunLocked, find_runs
@@ -68,10 +70,16 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     sub = add("runs", _runs, "List the runs in a folder.", json_too=True)
     sub.add_argument("folder", metavar="DIR", nargs="?", default=os.environ.get("FLUX_FFT_HOME", "output/flux_fft"))
 
-    sub = add("export", _export, "Write a run's weights as a checkpoint for others to load.", json_too=True)
+    sub = add("export", _export, "Write a run's weights as a checkpoint or LoRA for others to load.", json_too=True)
     sub.add_argument("run_dir", metavar="RUN_DIR")
     sub.add_argument("--out", required=True, metavar="FILE", help="file to write (.safetensors)")
-    sub.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16")
+    sub.add_argument("--dtype", choices=export.DTYPES, default="bf16", help="fp8 is scaled, as ComfyUI loads it (bf16)")
+    sub.add_argument("--lora", type=_count, metavar="RANK", help="a LoRA of this rank against the model's file instead")
+    sub.add_argument("--ema", action="store_true", help="the average of the weights instead of the weights")
+    sub.add_argument("--from", type=_count, dest="from_step", metavar="STEP",
+                     help="the save point or checkpoint of this step (the weights as they are)")
+    sub.add_argument("--all-in-one", action="store_true", help="with the text encoders and the VAE of the run's model")
+    sub.add_argument("--include", nargs="+", choices=TEXTS, default=(), help="tell these in the file's metadata too")
     sub.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     sub.add_argument("--title", help="title in the file's metadata (the run's name)")
 
@@ -187,24 +195,31 @@ def _export(args: argparse.Namespace) -> int:
     from .client import open_run
 
     run = RunDirectory(args.run_dir)
-    extra = {"modelspec.title": args.title} if args.title else {}
+    options = export.ExportOptions(
+        dtype=args.dtype, lora_rank=args.lora or 0, ema=args.ema, from_step=args.from_step or 0,
+        all_in_one=args.all_in_one, include=args.include, overwrite=args.overwrite,
+        metadata={"modelspec.title": args.title} if args.title else {})
     if run.worker_alive():
         with open_run(run.path, launch=False) as client:
-            done = client.export(args.out, args.dtype, extra, overwrite=args.overwrite)
+            done = client.export(args.out, **dataclasses.asdict(options))
     else:
-        done = _export_save_point(run, args, extra)
-    _print(json.dumps(done) if args.json else f"{done['path']}: step {done['step']}, {done['dtype']},"
-                                              f" {done['bytes'] / 1e9:.2f} GB")
+        with run.lock():
+            done = export.export(run, args.out, options, progress=_shown())
+            run.append("exported", step=done["step"], dtype=args.dtype, file=os.path.basename(args.out))
+    _print(json.dumps(done) if args.json else f"{done['path']}: {done['text']}")
     return 0
 
 
-def _export_save_point(run: RunDirectory, args: argparse.Namespace, extra: dict[str, str]) -> dict[str, Any]:
-    from .export import export_save_point
+def _shown() -> export.Progress | None:
+    """Progress on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return None
 
-    with run.lock():
-        done = export_save_point(run, args.out, args.dtype, overwrite=args.overwrite, metadata=extra)
-        run.append("exported", step=done["step"], dtype=args.dtype, file=os.path.basename(args.out))
-        return done
+    def show(what: str, done: int, total: int) -> None:
+        sys.stderr.write(f"\r{what} {done / max(total, 1):4.0%}" + ("\n" if done >= total else ""))
+        sys.stderr.flush()
+
+    return show
 
 
 def _pause(args: argparse.Namespace) -> int:

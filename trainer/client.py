@@ -12,9 +12,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .export import ExportOptions
 from .link import WorkerDied, WorkerLink
 from .protocol import RunMovedOn, WorkerClosing, WorkerError
 from .run import RunDirectory
+from .settings import to_dict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,11 +107,18 @@ class WorkerClient(WorkerLink):
         """``{"step", "loss"}``: the loss at fixed noise and timesteps, of the weights as they are."""
         return self._ask_live("evaluate")
 
-    def export(self, path: str | os.PathLike[str], dtype: str, metadata: Mapping[str, str] | None = None, *,
-               overwrite: bool = False) -> dict[str, Any]:
-        """Write the weights as they are to ``path`` in ``dtype`` (bf16, f16, f32): its path, bytes, step and dtype."""
-        return self._ask_live("export", path=os.path.abspath(path), dtype=dtype, metadata=dict(metadata or {}),
-                              overwrite=overwrite)
+    def export(self, path: str | os.PathLike[str], dtype: str = "bf16", metadata: Mapping[str, str] | None = None,
+               **options: Any) -> dict[str, Any]:
+        """Write a file of the run to ``path``: its path, bytes, step, dtype and a line of text.
+
+        ``options``: the fields of ``export.ExportOptions`` (``overwrite``, ``lora_rank``, ``ema``, ``from_step``, ...).
+        """
+        whole = ExportOptions(dtype=dtype, metadata=dict(metadata or {}), **options)
+        return self._ask_live("export", path=os.path.abspath(path), options=to_dict(whole))
+
+    def cancel_export(self) -> None:
+        """Have the export under way end, and leave nothing; who asked for it is told so."""
+        self._ask_or("cancel_export", patient=False)
 
     def __enter__(self) -> WorkerClient:
         return self

@@ -1,27 +1,82 @@
-"""Checkpoints for others to load, and what they say about themselves: ModelSpec 1.0.0 and the recipe.
+"""Files for others to load: a checkpoint, an all-in-one checkpoint or a LoRA, of weights in memory or on disk.
 
-No path and no caption gets into the metadata. ModelSpec: https://github.com/Stability-AI/ModelSpec.
+Everything is streamed, written beside its name, read back and compared, and only then given its name.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import dataclasses
+import logging
 import os
-import time
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import RunConfig
-from .settings import to_dict
+from . import files
+from .describe import TEXTS, describe, parent_of
+from .settings import one_of, require, whole
 
 if TYPE_CHECKING:
+    from .config import RunConfig
+    from .extract import Parent
+    from .flux.variants import FileInfo
     from .loop import Trainer
     from .run import RunDirectory
     from .weights import Entry
 
-DTYPES = ("bf16", "f16", "f32")
-_ARCHITECTURES = {"dev": "flux-1-dev", "schnell": "flux-1-schnell"}
+log = logging.getLogger(__name__)
+
+DTYPES = ("bf16", "f16", "f32", "fp8")
+LARGEST_RANK = 4096
+Progress = Callable[[str, int, int], None]
+"""(what is done: extracting, measuring, writing or checking; bytes done; bytes of it all). May raise, to end it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What is written of a run, and how."""
+
+    dtype: str = "bf16"
+    """``bf16``, ``f16``, ``f32`` or ``fp8`` (scaled, as ComfyUI loads it)."""
+    lora_rank: int = 0
+    """A LoRA of this rank against the parent instead of the whole model; 0: the model."""
+    ema: bool = False
+    """The average of the weights instead of the weights."""
+    from_step: int = 0
+    """The save point or checkpoint of this step; 0: the weights as they are."""
+    all_in_one: bool = False
+    """With the text encoders and the VAE of the run's model, for Load Checkpoint."""
+    include: tuple[str, ...] = ()
+    """What the metadata tells besides, of ``describe.TEXTS``."""
+    overwrite: bool = False
+    """Whether a file of that name may be replaced."""
+    metadata: dict = dataclasses.field(default_factory=dict)
+    """Added to the file's metadata, or put in the place of what it says."""
+
+    def __post_init__(self) -> None:
+        one_of("dtype", self.dtype, DTYPES)
+        whole("lora_rank", self.lora_rank, 0, LARGEST_RANK)
+        whole("from_step", self.from_step, 0)
+        object.__setattr__(self, "include", tuple(self.include))
+        for what in self.include:
+            one_of("include", what, TEXTS)
+        require(not (self.lora_rank and self.dtype == "fp8"), "dtype is 'fp8': a LoRA is written as bf16, f16 or f32")
+        require(not (self.lora_rank and self.all_in_one),
+                f"lora_rank is {self.lora_rank}: a LoRA has no text encoders and no VAE, turn all_in_one off")
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What is exported: exact entries under the parameters' own names, and what they are of."""
+
+    entries: Callable[[], list[Entry]]
+    step: int
+    config: RunConfig
+    info: FileInfo
+    device: str
 
 
 def check_target(path: Path, overwrite: bool) -> None:
@@ -32,54 +87,147 @@ def check_target(path: Path, overwrite: bool) -> None:
         raise ValueError(f"the folder {path.parent} does not exist: create it or choose another")
 
 
-def export_checkpoint(trainer: Trainer, path: str | os.PathLike[str], dtype: str, *, overwrite: bool = False,
-                      metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Write the weights as they are to ``path``; ``metadata`` is added to what the recipe says, or takes its place.
+def export(run: RunDirectory, path: str | os.PathLike[str], options: ExportOptions = ExportOptions(), *,
+           trainer: Trainer | None = None, progress: Progress | None = None) -> dict[str, Any]:
+    """Write a file of the run: of the weights of ``trainer``, or of what the disk holds (the run's lock is held).
 
-    ``ValueError`` in one line where the file exists, the disk is full or the dtype is unknown; nothing is left then.
+    Returns ``path``, ``bytes``, ``step``, ``dtype`` and ``text``, a line for the user. ``ValueError`` in one line where
+    the file exists, the disk is too small or an option does not fit; nothing is left then.
     """
     target = Path(os.path.abspath(path))
-    check_target(target, overwrite)
-    about = export_metadata(trainer.config, step=trainer.step, variant=trainer.info.variant,
-                            samples=len(trainer.data.shapes), dtype=dtype)
-    return _write(target, trainer.entries(dtype), about | dict(metadata or {}), trainer.step, dtype)
+    check_target(target, options.overwrite)
+    weights = _live(trainer, options) if trainer is not None and not options.from_step else _saved(run, options)
+    report = progress or (lambda *_: None)
+    about = describe(weights.config, run.dataset, step=weights.step, variant=weights.info.variant, dtype=options.dtype,
+                     lora_rank=options.lora_rank, ema=options.ema, include=options.include)  # fmt: skip
+    told = ""
+    if options.lora_rank:
+        told = ", " + _write_lora(target, weights, options, about, report)
+    else:
+        _write(target, _model(weights, options), about | options.metadata, report)
+    kind = f"LoRA of rank {options.lora_rank}, " if options.lora_rank else "all in one, " if options.all_in_one else ""
+    size = target.stat().st_size
+    text = f"{kind}{options.dtype}, {'average at ' if options.ema else ''}step {weights.step}, {_size(size)}{told}"
+    return {"path": str(target), "bytes": size, "step": weights.step, "dtype": options.dtype, "text": text}
 
 
-def export_save_point(run: RunDirectory, path: str | os.PathLike[str], dtype: str, *, overwrite: bool = False,
-                      metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """``export_checkpoint`` of the newest save point, from its files: no engine is made. The run's lock is held."""
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+# -- from where ----------------------------------------------------------------------------------------------------
+
+
+def _live(trainer: Trainer, options: ExportOptions) -> _Weights:
+    _require_average(trainer.config, options)
+    device = trainer.device.type
+    if options.lora_rank and device != "cpu":
+        trainer.park()  # the matrices are decomposed on the GPU
+    average = {"ema": True} if options.ema else {}
+    return _Weights(lambda: trainer.entries("f32", **average), trainer.step, trainer.config, trainer.info, device)
+
+
+def _saved(run: RunDirectory, options: ExportOptions) -> _Weights:
+    """A save point or, where there is none of that step, a weights-only checkpoint."""
     from .checkpoint import saved_entries
 
-    target = Path(os.path.abspath(path))
-    check_target(target, overwrite)
-    point = run.latest_save_point()
-    if point is None:
+    config, points = run.config, run.save_points()
+    point = next((p for p in reversed(points) if options.from_step in (0, p.step)), None)
+    info, device = run.flux(resumed=True), _device()
+    if point is not None:
+        _require_average(config, options)
+        average = {"ema": True} if options.ema else {}
+        return _Weights(lambda: saved_entries(point.path, "f32", **average), point.step, config, info, device)
+    if not options.from_step:
         raise ValueError(f"run {run.name!r} has no save point: train it first")
-    about = export_metadata(run.config, step=point.step, variant=run.flux(resumed=True).variant,
-                            samples=len(run.dataset["samples"]), dtype=dtype)
-    return _write(target, saved_entries(point.path, dtype), about | dict(metadata or {}), point.step, dtype)
+    found = {step: path for step, path in run.checkpoints()}
+    if options.from_step not in found:
+        have = ", ".join(str(s) for s in sorted({*(p.step for p in points), *found})) or "none"
+        raise ValueError(f"from_step is {options.from_step}: run {run.name!r} has no save point or checkpoint of that"
+                         f" step, it has {have}")  # fmt: skip
+    require(not options.ema, f"ema: the checkpoint of step {options.from_step} has no average, only save points have")
+    return _Weights(lambda: _checkpoint(found[options.from_step]), options.from_step, config, info, device)
 
 
-def _write(target: Path, entries: list[Entry], about: dict[str, str], step: int, dtype: str) -> dict[str, Any]:
+def _require_average(config: RunConfig, options: ExportOptions) -> None:
+    require(not options.ema or config.recipe.ema_decay > 0,
+            "ema: this run keeps no average of its weights; set ema_decay in its recipe before training")
+
+
+def _checkpoint(path: Path) -> list[Entry]:
+    from .reread import copies
+
+    return [dataclasses.replace(e, dtype="F32") for e in copies(path)]
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# -- what ----------------------------------------------------------------------------------------------------------
+
+
+def _model(weights: _Weights, options: ExportOptions) -> list[Entry]:
+    from .bundle import MODEL, companions
+    from .checkpoint import DTYPES as PLAIN
+    from .fp8 import scaled_entries
+    from .weights import dtype_name
+
+    entries = weights.entries()
+    if options.dtype == "fp8":
+        entries = scaled_entries(entries)
+    else:
+        entries = [dataclasses.replace(e, dtype=dtype_name(PLAIN[options.dtype])) for e in entries]
+    if options.all_in_one:
+        entries = [dataclasses.replace(e, name=MODEL + e.name) for e in entries]
+        entries += companions(weights.config.model)
+    return entries
+
+
+def _write(target: Path, entries: Sequence[Entry], about: Mapping[str, str], report: Progress) -> None:
+    from .reread import compare, put_hash
     from .weights import write_safetensors
 
-    write_safetensors(target, entries, about)
-    return {"path": str(target), "bytes": target.stat().st_size, "step": step, "dtype": dtype}
+    def inspect(part: Path) -> None:
+        digest = compare(part, entries, about, lambda done, total: report("checking", done, total))
+        put_hash(part, digest)
+
+    write_safetensors(target, entries, about, progress=lambda done, total: report("writing", done, total),
+                      inspect=inspect)  # fmt: skip
 
 
-def export_metadata(config: RunConfig, *, step: int, variant: str, samples: int, dtype: str) -> dict[str, str]:
-    """The metadata of a checkpoint of ``config``'s run after ``step`` updates, trained on ``samples`` pictures."""
-    whole = to_dict(config)
-    dataset = {name: whole["dataset"][name] for name in ("resolution", "bucket_step", "upscale")} | {"samples": samples}
-    recipe = {"optimizer": whole["optimizer"], "recipe": whole["recipe"], "dataset": dataset}
-    return {
-        "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": _ARCHITECTURES.get(variant, f"flux-1-{variant}"),
-        "modelspec.implementation": "https://github.com/black-forest-labs/flux",
-        "modelspec.title": config.name,
-        "modelspec.resolution": f"{config.dataset.resolution}x{config.dataset.resolution}",
-        "modelspec.date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "flux_fft.steps": str(step),
-        "flux_fft.dtype": dtype,
-        "flux_fft.recipe": json.dumps(recipe, separators=(",", ":")),
-    }
+def _write_lora(target: Path, weights: _Weights, options: ExportOptions, about: dict[str, str],
+                report: Progress) -> str:
+    """Write the LoRA by way of a file of its factors, so that what they keep is known for the header."""
+    from .checkpoint import DTYPES as PLAIN
+    from .extract import Extraction, as_metadata, told
+    from .reread import copies
+    from .weights import check_space, dtype_name, write_safetensors
+
+    factors = target.with_name(f"{files.PART}{target.name}-{secrets.token_hex(4)}")
+    dtype = dtype_name(PLAIN[options.dtype])
+    with _parent(weights) as parent:
+        made = Extraction(weights.entries(), parent, options.lora_rank, dtype, weights.device)
+        check_space(target, 2 * sum(e.nbytes for e in made.entries()))
+        try:
+            write_safetensors(factors, made.entries(), progress=lambda done, total: report("extracting", done, total))
+            kept = made.measure(factors, lambda done, total: report("measuring", done, total))
+            _write(target, copies(factors), about | as_metadata(kept) | options.metadata, report)
+        finally:
+            factors.unlink(missing_ok=True)
+    return told(kept)
+
+
+@contextlib.contextmanager
+def _parent(weights: _Weights) -> Iterator[Parent]:
+    """The model's file as a parent to compare with. ``ValueError`` if it is gone or another."""
+    from .flux.variants import require_flux
+    from .weights import TensorFile
+
+    path = parent_of(weights.config.model)
+    info = require_flux(path)
+    require(info.flux == weights.info.flux, f"{path} is another Flux than this run began with: put that file back")
+    with TensorFile(path) as file:
+        yield lambda name, start, stop: file.read(info.tensor_name(name), start, stop)

@@ -5,6 +5,7 @@ Used by one thread, that which owns the engine. It knows nothing of clients, goa
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import os
@@ -12,12 +13,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from . import spikes
 from .config import RunConfig
-from .export import export_checkpoint
-from .memory import machine
-from .memory import plan as planning
+from .export import export_checkpoint, export_metadata
+from .fitting import Fitting, recorded_plan
 from .protocol import RunMovedOn
 from .run import RunDirectory
+from .settings import number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     from .loop import StepReport, Trainer
 
 log = logging.getLogger(__name__)
+
+TRIES = 3
+"""So often in a row a run goes back to one save point by its own rules before it stops."""
+MEASURED = 10.0
+"""Seconds of training between two events that say what memory is in use."""
 
 
 class Session:
@@ -40,41 +47,46 @@ class Session:
         self.trainer: Trainer | None = None
         self.activity = "loading"
         """What the engine is doing: loading, training, evaluating, predicting, saving, exporting or idle."""
+        self.exporting: dict[str, Any] | None = None
+        """While it exports: ``what`` is done, and bytes ``done`` of ``total``."""
         self.parked = False
         self._save_every, self._watch = save_every, watch
         self._uid = run.uid
         self._described: tuple[RunConfig, dict[str, Any]] | None = None
         self._unsaved_seconds = 0.0
-        self._tried = True
-        """Whether a step is known to fit the GPU's memory."""
+        self._measured = time.monotonic()
+        self._fitting = Fitting(run, self.event)
 
     # -- in and out
 
     def begin(self) -> None:
         """Note that the run is being loaded, and the step it goes on from: whoever asks from now on is told that."""
         self.activity = "loading"
-        point = self.run.latest_save_point()
-        if self.state is None and point is not None:
-            log.warning("the run's events are lost: its history begins anew with the save point of step %d", point.step)
+        source = self.run.source()
+        if self.state is None and source is not None:
+            log.warning("the run's events are lost: its history begins anew with the save point of step %d",
+                        source.step)
             self.transition("created")
         self.transition("preparing")
-        if point is not None or self.run.losses():
-            self.event("resumed", durable=True, step=point.step if point else 0)
+        if source is not None or self.run.losses():
+            fresh = {"fresh": True} if source is not None and source.fresh else {}
+            self.event("resumed", durable=True, step=source.step if source else 0, **fresh)
 
     def load(self) -> Trainer:
-        """The engine as the newest save point left it (the model's file where there is none). Not yet in use."""
+        """The engine as the run's source left it (the model's file where there is none). Not yet in use."""
         from .loop import Trainer
 
-        described = (self.run.config, self.run.dataset)
-        plan, point = self._recorded_plan(), self.run.latest_save_point()
+        described, source = self._description(), self.run.source()
+        plan = recorded_plan(self.run)
         # A save point holds all the weights: those of the model's file, which may be gone, need not be read.
-        fill = None if point is None else lambda stages: None
-        trainer = Trainer(described[0], self.run.path, dataset=described[1], rollbacks=self.run.rollbacks, plan=plan,
-                          info=self.run.flux(resumed=point is not None), fill=fill)
-        self._note_plan(trainer, plan)
-        if point is not None:
-            trainer.load(point.path)
-            assert trainer.step == point.step, (trainer.step, point)
+        fill = None if source is None else lambda stages: None
+        trainer = Trainer(described[0], self.run.path, dataset=described[1], rollbacks=self.run.rollbacks,
+                          skipped=self.run.skipped, plan=plan, info=self.run.flux(resumed=source is not None),
+                          fill=fill)
+        self._fitting.begin(trainer, plan)
+        if source is not None:
+            source = self.run.resume(trainer.load)
+            assert trainer.step == source.step, (trainer.step, source)
         self._described = described
         self.activity = "idle"
         return trainer
@@ -82,44 +94,27 @@ class Session:
     def use(self, trainer: Trainer) -> None:
         """Go on with what ``load`` gave."""
         self.trainer, self.parked, self._unsaved_seconds = trainer, False, 0.0
-        # The host's memory is no matter of trying.
-        self._tried = trainer.device.type == "cpu"
+        self._measured = time.monotonic()
 
-    def _plan_key(self) -> str:
-        config = self.run.config
-        shapes = [tuple(sample["shape"]) for sample in self.run.dataset["samples"]]
-        return planning.key(config, shapes, machine.identity(config.memory.device))
-
-    def _recorded_plan(self) -> planning.Plan | None:
-        """The plan that this run was given before, if it is still for these settings and this machine."""
-        last = next((e for e in reversed(self.run.events()) if e["type"] in ("planned", "out_of_memory")), None)
-        if last is None or last["key"] != self._plan_key():
-            return None
-        try:
-            return planning.from_dict(last["plan"])
-        except TypeError:  # an older version's
-            return None
-
-    def _note_plan(self, trainer: Trainer, recorded: planning.Plan | None) -> None:
-        if recorded is None:
-            self.event("planned", plan=planning.to_dict(trainer.plan), key=self._plan_key())
+    def _description(self) -> tuple[RunConfig, dict[str, Any]]:
+        """The settings and data on disk, with the learning rate that was set since."""
+        config, lr = self.run.config, self.run.log.history().lr_set
+        return config if lr is None else with_lr(config, lr), self.run.dataset
 
     @property
     def described_anew(self) -> bool:
         """Whether settings or data were changed on disk since the engine was made from them (Start does so)."""
-        return self._described != (self.run.config, self.run.dataset)
+        return self._described != self._description()
 
     def take_description(self) -> bool:
         """Have the engine go on under the settings and data on disk. False where that needs another engine."""
         trainer = self.trainer
         assert trainer is not None, "the run is not loaded"
-        described = (self.run.config, self.run.dataset)
-        plan = self._recorded_plan()
+        described, plan = self._description(), recorded_plan(self.run)
         if not trainer.reconfigure(*described, plan):
             return False
-        self._note_plan(trainer, plan)
+        self._fitting.begin(trainer, plan)
         self._described = described
-        self._tried = trainer.device.type == "cpu"
         return True
 
     def drop(self) -> None:
@@ -132,60 +127,141 @@ class Session:
     # -- deeds
 
     def step(self) -> int:
-        """One update, and a save point if one is due. Returns the step reached."""
+        """One update, and what is due after it. Returns the step reached: a lower one if the run went back by itself.
+
+        ``ValueError`` where the run is to stop.
+        """
+        from .loop import NonFiniteLoss
+
         trainer = self._engine("training")
-        report = self._within_memory(trainer)
-        told = {"not_finite": report.not_finite, "partial": report.partial}
-        self.event("step", step=report.step, loss=report.loss, lr=report.lr, seconds=report.seconds,
-                   **{name: value for name, value in told.items() if value})
-        self._unsaved_seconds += report.seconds
         recipe = trainer.config.recipe
+        try:
+            report = self._fitting.step(trainer)
+        except NonFiniteLoss as error:
+            return self._bad_numbers(str(error), error.batch)
+        self._note_step(trainer, report)
+        if report.not_finite:
+            return self._bad_numbers(self._not_finite(trainer, report), report.batch)
+        if report.partial and recipe.on_out_of_memory == "roll back":
+            return self._go_back("out of memory", "the GPU's memory ran out in the middle of a step")
         every = recipe.save_every_steps if self._save_every is None else self._save_every
         due = bool(every) and report.step % every == 0
         if due or 0 < 60 * recipe.save_every_minutes <= self._unsaved_seconds:
             self.try_save()
-        if report.not_finite:
-            raise ValueError(self._not_finite(trainer, report))
+        if recipe.checkpoint_every_steps and report.step % recipe.checkpoint_every_steps == 0:
+            self._checkpoint()
+        if recipe.validate_every_steps and report.step % recipe.validate_every_steps == 0:
+            self.validate_once()
         return report.step
 
-    @staticmethod
-    def _not_finite(trainer: Trainer, report: StepReport) -> str:
-        stages, pictures = (", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-                            for names in (report.not_finite, trainer.data.names(report.samples)))
-        return (f"the gradients of step {report.step} are too large or not numbers in {stages} (pictures: {pictures});"
-                " the weights there were left as they were. Lower the learning rate, or take those pictures out of the"
-                " dataset, then train on")
+    def _note_step(self, trainer: Trainer, report: StepReport) -> None:
+        """The events of an update: what it was, whether its loss is a spike, what memory is in use."""
+        told = {"not_finite": report.not_finite, "partial": report.partial}
+        before = self.run.log.history().steps[-spikes.WINDOW :]
+        last, count = before[-1] if before else {}, len(report.samples)
+        images = last.get("images", trainer.config.recipe.batch_size * (report.step - 1)) + count
+        whole = sum(trainer.data.repeats or [1] * len(trainer.data.shapes))
+        epoch = last.get("epoch", (images - count) / whole) + count / whole
+        self.event("step", step=report.step, loss=report.loss, lr=report.lr, seconds=report.seconds, images=images,
+                   epoch=round(epoch, 6), **{name: value for name, value in told.items() if value})
+        self._unsaved_seconds += report.seconds
+        usual = spikes.usual([e["loss"] for e in before], report.loss)
+        spiked = self.run.log.history().spiked
+        if usual is not None and not (spiked is not None and report.step - spiked <= spikes.QUIET):
+            self.event("spike", step=report.step, loss=report.loss, usual=usual)
+        if time.monotonic() - self._measured >= MEASURED:
+            self._measured = time.monotonic()
+            used = trainer.usage()
+            self.event("memory", vram_gb=used["vram_gb"], ram_gb=used["ram_gb"], waits=used["waits_for"])
 
-    def _within_memory(self, trainer: Trainer) -> StepReport:
-        """One update, whatever the GPU's memory allows; a partial one if it ran out when some weights had changed.
+    def _not_finite(self, trainer: Trainer, report: StepReport) -> str:
+        stages = ", ".join(report.not_finite[:5])
+        stages += f" and {len(report.not_finite) - 5} more" if len(report.not_finite) > 5 else ""
+        return (f"the gradients of step {report.step} are too large or not numbers in {stages} (pictures:"
+                f" {trainer.where(report.samples, report.timesteps)}); the weights there were left as they were. Lower"
+                " the learning rate, or take those pictures out of the dataset, then train on")
 
-        The first step is tried out with its updates thrown away: if the memory runs out, it does so there, and nothing
-        is lost. ``ValueError`` if the run does not fit however little is on the GPU at once.
+    # -- when a step went wrong
+
+    def _bad_numbers(self, error: str, batch: int) -> int:
+        """Stop, or go back and leave the batch out, as the recipe says."""
+        trainer = self._engine("training")
+        if trainer.config.recipe.on_bad_numbers != "roll back":
+            raise ValueError(error)
+        return self._go_back("bad numbers", error, skip=batch)
+
+    def _go_back(self, why: str, error: str, skip: int | None = None) -> int:
+        """Go on from the newest save point (the beginning, where there is none); stop if that has not helped before."""
+        tries = self._tries()
+        if tries >= TRIES:
+            raise ValueError(f"{error} (the run went back {tries} times in a row before, which did not help)")
+        log.warning("%s: going back", error)
+        return self.roll_back(why=why, skip=skip)
+
+    def _tries(self) -> int:
+        """How often the run has gone back by itself since it got further (a save point) or was told to go on."""
+        count = 0
+        for event in reversed(self.run.events()):
+            if event["type"] == "rolled_back" and event.get("why"):
+                count += 1
+            elif event["type"] in ("saved", "rolled_back") or event.get("state") == "failed":
+                break
+        return count
+
+    def roll_back(self, step: int | None = None, *, fresh: bool = False, why: str = "", skip: int | None = None) -> int:
+        """Go on from the save point or checkpoint of ``step`` (None: the newest), which is returned.
+
+        ``ValueError``, and nothing has changed, where there is none or it does not fit the run's settings.
         """
-        import torch
+        trainer = self._engine("loading")
+        source = self.run.find_source(step, fresh=fresh)
+        try:
+            if source is not None:
+                trainer.load(source)
+            source = self.run.take_back(source, why=why, skip=skip)
+            self._tell(self.run.events()[-1])
+            if source is None:  # the model's own weights
+                self.drop()
+                trainer = self.load()
+            trainer.rollbacks, trainer.skipped = self.run.rollbacks, self.run.skipped
+            self.use(trainer)
+        finally:
+            self.activity = "idle"
+        return trainer.step
 
-        while True:
-            try:
-                if not self._tried:
-                    trainer.warm_up()
-                    self._tried = True
-                return trainer.train_step()
-            except torch.cuda.OutOfMemoryError as error:
-                what = str(error).partition("\n")[0]
-            # Out here nothing holds the failed step's tensors any more.
-            cut, stages = trainer.cut_short(), len(trainer.stages)
-            updated = cut.partial[0] if cut is not None and cut.partial else 0
-            if not trainer.tighten():
-                raise ValueError(f"the GPU's memory is too small for a step ({what}): lower resolution or batch_size,"
-                                 " or close other programs that use the GPU")
-            self._tried = trainer.device.type == "cpu"
-            plan = trainer.plan
-            log.warning("out of GPU memory, %d of %d stages updated (%s): now %d blocks are swapped, activations %s",
-                        updated, stages, what, plan.blocks_to_swap, "too" if plan.activation_offload else "not")
-            self.event("out_of_memory", durable=True, step=trainer.step, updated=updated, stages=stages,
-                       plan=planning.to_dict(plan), key=self._plan_key())
-            if cut is not None:
-                return cut
+    # -- other deeds
+
+    def set_lr(self, lr: float) -> None:
+        """Train with another learning rate from the next step on."""
+        number("learning rate", lr, 0.0, 1.0)
+        trainer = self._engine("training")
+        self.event("lr", durable=True, step=trainer.step, lr=lr)
+        trainer.config = with_lr(trainer.config, lr)
+        if self._described is not None:
+            self._described = with_lr(self._described[0], lr), self._described[1]
+
+    def validate_once(self) -> None:
+        """The loss of the pictures that are never trained, if there are any and it is not known of this step."""
+        trainer = self._engine("evaluating")
+        if trainer.step in [e["step"] for e in self.run.log.history().validations]:
+            return
+        loss = trainer.validate()
+        if loss is not None:
+            self.event("validated", step=trainer.step, loss=loss)
+
+    def _checkpoint(self) -> None:
+        """A weights-only checkpoint of this step. One that cannot be written costs nothing else."""
+        trainer = self._engine("saving")
+        about = export_metadata(trainer.config, step=trainer.step, variant=trainer.info.variant,
+                                samples=len(trainer.data.shapes), dtype="bf16")
+        try:
+            path = self.run.write_checkpoint(trainer.step, trainer.entries("bf16"), about,
+                                             trainer.config.recipe.keep_checkpoints)
+        except (ValueError, OSError) as error:
+            log.error("%s", error)
+            self.event("checkpoint_failed", step=trainer.step, error=" ".join(str(error).split()))
+        else:
+            self.event("checkpoint", durable=True, step=trainer.step, file=path.name)
 
     def evaluate(self) -> dict[str, Any]:
         """The loss at fixed noise and timesteps, and the step it is of."""
@@ -200,8 +276,9 @@ class Session:
         if trainer.step not in [step for step, _ in self.run.evals()]:
             self.evaluate()
 
-    def predict(self, tensors: Mapping[str, Tensor], step: int | None) -> Tensor:
-        """Velocity of the weights as they are; ``RunMovedOn`` if ``step`` is given and the run is elsewhere."""
+    def predict(self, tensors: Mapping[str, Tensor], step: int | None, *, ema: bool = False) -> Tensor:
+        """Velocity of the weights as they are, or their average; ``RunMovedOn`` if the run is not at a given ``step``.
+        """
         trainer = self._engine("predicting")
         if step is not None and step != trainer.step:
             raise RunMovedOn.between(step, trainer.step)
@@ -209,13 +286,22 @@ class Session:
         if missing:
             raise ValueError(f"a prediction needs {missing[0]}")
         return trainer.predict(tensors["x"], tensors["timestep"], tensors["context"], tensors["pooled"],
-                               tensors.get("guidance"))
+                               tensors.get("guidance"), ema=ema)
 
-    def export(self, path: str, dtype: str, metadata: Mapping[str, str] | None, overwrite: bool) -> dict[str, Any]:
-        """Write the weights as they are to ``path``; see ``export_checkpoint``."""
+    def export(self, path: str, options: ExportOptions, ended: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """Write a file of the run to ``path``; see ``export.export``. ``ended``: whether it is to be given up."""
         trainer = self._engine("exporting")
-        done = export_checkpoint(trainer, path, dtype, overwrite=overwrite, metadata=metadata)
-        self.event("exported", step=trainer.step, dtype=dtype, file=os.path.basename(path))
+
+        def report(what: str, done: int, total: int) -> None:
+            self.exporting = {"what": what, "done": done, "total": total}
+            if ended():
+                raise ValueError("the export was stopped: nothing was written")
+
+        try:
+            done = export(self.run, path, options, trainer=trainer, progress=report)
+        finally:
+            self.exporting = None
+        self.event("exported", step=done["step"], dtype=options.dtype, file=os.path.basename(path))
         return done
 
     def save(self) -> int:
@@ -225,11 +311,11 @@ class Session:
             return 0
         if self.gone:
             raise ValueError(f"run {self.run.name!r} cannot be saved: its folder {self.run.path} was deleted or moved")
-        point = self.run.latest_save_point()
-        if trainer.step > (point.step if point else 0):
+        source = self.run.source()
+        if trainer.step > (source.step if source else 0):
             self.activity, started = "saving", time.monotonic()
             try:
-                self.run.write_save_point(trainer.step, trainer.save)
+                self.run.write_save_point(trainer.step, trainer.save, trainer.config.recipe.keep_save_points)
             except OSError as error:
                 raise ValueError(f"the save point of step {trainer.step} could not be written:"
                                  f" {error.strerror or error}; free some space for {self.run.path}") from error
@@ -295,3 +381,8 @@ class Session:
         assert self.trainer is not None, "the run is not loaded"
         self.activity, self.parked = activity, False
         return self.trainer
+
+
+def with_lr(config: RunConfig, lr: float) -> RunConfig:
+    """The settings with another learning rate."""
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, lr=lr))

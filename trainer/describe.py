@@ -24,10 +24,11 @@ NO_HASH = "0x" + "0" * 64
 
 
 def describe(config: RunConfig, manifest: Mapping[str, Any], *, step: int, variant: str, dtype: str,
-             lora_rank: int = 0, ema: bool = False, include: tuple[str, ...] = ()) -> dict[str, str]:
+             lora_rank: int = 0, ema: bool = False, include: tuple[str, ...] = (),
+             hashed: bool = True) -> dict[str, str]:
     """The metadata of a file of ``config``'s run after ``step`` updates on the pictures of ``manifest``.
 
-    ``include``: of ``TEXTS``. ``ValueError`` for another.
+    ``include``: of ``TEXTS``. ``ValueError`` for another. ``hashed``: with a place for the hash of the data.
     """
     for what in include:
         one_of("include", what, TEXTS)
@@ -41,7 +42,6 @@ def describe(config: RunConfig, manifest: Mapping[str, Any], *, step: int, varia
         "modelspec.title": config.name,
         "modelspec.resolution": f"{config.dataset.resolution}x{config.dataset.resolution}",
         "modelspec.date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "modelspec.hash_sha256": NO_HASH,
         "flux_fft.steps": str(step),
         "flux_fft.dtype": dtype,
         "flux_fft.weights": "average" if ema else "trained",
@@ -50,6 +50,8 @@ def describe(config: RunConfig, manifest: Mapping[str, Any], *, step: int, varia
                                    "sha256": manifest["fingerprint"]}),
         "flux_fft.parent": _json({"sha256": fingerprint_of(config.model.flux)} | ({"loras": loras} if loras else {})),
     }  # fmt: skip
+    if hashed:
+        about["modelspec.hash_sha256"] = NO_HASH
     if lora_rank:
         about |= {"flux_fft.lora_rank": str(lora_rank), "ss_network_dim": str(lora_rank),
                   "ss_network_alpha": str(float(lora_rank)), "ss_base_model_version": "flux1"}

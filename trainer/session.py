@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import spikes
 from .config import RunConfig
-from .export import export_checkpoint, export_metadata
+from .describe import describe
+from .export import ExportOptions, export
 from .fitting import Fitting, recorded_plan
 from .protocol import RunMovedOn
 from .run import RunDirectory
@@ -252,8 +253,8 @@ class Session:
     def _checkpoint(self) -> None:
         """A weights-only checkpoint of this step. One that cannot be written costs nothing else."""
         trainer = self._engine("saving")
-        about = export_metadata(trainer.config, step=trainer.step, variant=trainer.info.variant,
-                                samples=len(trainer.data.shapes), dtype="bf16")
+        about = describe(trainer.config, self.run.dataset, step=trainer.step, variant=trainer.info.variant,
+                         dtype="bf16", hashed=False)
         try:
             path = self.run.write_checkpoint(trainer.step, trainer.entries("bf16"), about,
                                              trainer.config.recipe.keep_checkpoints)

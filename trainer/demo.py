@@ -164,7 +164,7 @@ def train(run: RunDirectory, until: int) -> int:
 
 def finish(run: RunDirectory, before: list[Path]) -> dict[str, Any]:
     """Sample, plot and export the weights of the newest save point, and measure them."""
-    from .export import export_checkpoint
+    from .export import ExportOptions, export
 
     with run.lock():
         trainer = open_trainer(run, at_save_point=True)
@@ -173,7 +173,7 @@ def finish(run: RunDirectory, before: list[Path]) -> dict[str, Any]:
         pixels = decode(run, latents)
         after = keep(run, pixels, step)
         checkpoint = run.path / "checkpoints" / f"demo-step-{step:06d}.safetensors"
-        export_checkpoint(trainer, checkpoint, "f32", overwrite=True)
+        export(run, checkpoint, ExportOptions(dtype="f32", overwrite=True), trainer=trainer)
         run.append("exported", step=step, dtype="f32", file=checkpoint.name)
     samples = [*before, *after]
     try:

@@ -79,7 +79,7 @@ def measure(scenario: str, steps: int, numel: int, seed: int = 0) -> dict[str, l
     for step in range(1, 2 * steps + 1):
         grad = gradient(step, steps)
         for name, spec in specs.items():
-            update_chunk_(spec, weight, grad, storages[name], lr=0.0, step=step, offset=0, key=0)
+            update_chunk_(spec, weight, grad, storages[name], lr=0.0, step=step)
         if step % steps == 0:
             exact = moments(specs["f32"], storages["f32"])
             for name, spec in specs.items():

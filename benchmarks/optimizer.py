@@ -149,7 +149,7 @@ def passes(device: torch.device) -> dict[str, dict[str, float]]:
         def update(numel: int, spec: UpdateSpec = spec) -> Callable[[], None]:
             weight = torch.zeros(numel, dtype=torch.bfloat16, device=device)
             storage, grad = make_storage(spec, numel, weight.dtype, device), torch.ones_like(weight)
-            return lambda: update_chunk_(spec, weight, grad, storage, lr=1e-5, step=1, offset=0, key=0)
+            return lambda: update_chunk_(spec, weight, grad, storage, lr=1e-5, step=1)
 
         kernels, traffic = traffic_per_element(update(1 << 18), 1 << 18)
         found[f"NAdamOffload {kind}+split"] = {

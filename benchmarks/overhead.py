@@ -81,7 +81,7 @@ def bare_step(config: RunConfig, trainer: Trainer) -> Callable[[], float]:
         for p, storage in zip(parameters, storages, strict=True):
             assert p.grad is not None
             update_chunk_(
-                spec, p.data.view(-1), p.grad.view(-1), storage, lr=config.optimizer.lr, step=steps, offset=0, key=0
+                spec, p.data.view(-1), p.grad.view(-1), storage, lr=config.optimizer.lr, step=steps
             )
             p.grad = None
         return loss.item()

@@ -147,7 +147,8 @@ def _adafactor(params: dict[str, nn.Parameter], seed: int) -> Step:
                 continue
             flat = nn.functional.pad(shadow.view(-1), (0, -shadow.numel() % BLOCK)).view(-1, BLOCK)
             out = torch.empty_like(flat, dtype=torch.bfloat16)
-            stochastic_(out, flat, noise_of(seed, key, count, 0, flat.numel(), flat.device), WEIGHT_STREAM)
+            rows = range(key << 20, (key << 20) + len(flat))
+            stochastic_(out, flat, noise_of(seed, count, [rows], flat.device), WEIGHT_STREAM)
             p.detach().copy_(out.view(-1)[: p.numel()].view(p.shape))
 
     return step

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -15,6 +16,9 @@ from trainer.flux.model import TINY, Flux, FluxParams, init_weights_
 from trainer.weights import Entry, dtype_name, write_safetensors
 
 TEXT_TOKENS = 6
+
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def write_flux(path: Path, params: FluxParams = TINY, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .config import RecipeConfig
 from .flow import sample_losses
 from .flux.model import Flux, unpatchify
-from .memory.arena import Arena
+from .memory.arena import Arena, first_rows
 from .memory.conveyor import Conveyor, Keeper
 from .optim.base import UpdateSpec
 
@@ -71,6 +71,7 @@ def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, conveyor: 
     end of one step and the end of the next, while the last blocks are used twice in a row.
     """
     named = dict(model.named_parameters())
+    rows = first_rows(named.items())
     blocks = len(model.double_blocks) + len(model.single_blocks)
     seen = 0
 
@@ -78,7 +79,7 @@ def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, conveyor: 
         nonlocal seen
         own = [(n, p) for n, p in named.items() if n.startswith(prefix)]
         seen += len(own)
-        return Arena(own, spec, conveyor, resident=resident)
+        return Arena(own, spec, conveyor, resident=resident, rows=rows)
 
     def embed(_: Hidden, m: MicroBatch) -> Hidden:
         return model.embed(m.tokens, m.context, m.timestep, m.pooled, m.guidance)
@@ -98,6 +99,7 @@ def build_stages(model: Flux, recipe: RecipeConfig, spec: UpdateSpec, conveyor: 
         spec,
         conveyor,
         resident=True,
+        rows=rows,
     )
     seen += len(embedding.parameters)
     stages = [Stage("embed", embed, embedding)]

@@ -16,7 +16,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     for stage in trainer.stages:
         for group in stage.arena.groups:
             tensors = {"weight": group.current, **group.storage}
-            found |= {f"{stage.name}.{group.key}.{k}": t.clone() for k, t in tensors.items()}
+            found |= {f"{stage.name}.{group.label}.{k}": t.clone() for k, t in tensors.items()}
     return found
 
 
@@ -238,7 +238,7 @@ def test_a_gradient_that_is_not_finite_leaves_its_tensors_untouched_and_is_told(
     assert report.not_finite == ("double_blocks.0",)
     after = weights(trainer)
     same = {name for name in after if torch.equal(after[name], before[name])}
-    poisoned = trainer.stages[1].arena.groups[0].key
+    poisoned = trainer.stages[1].arena.groups[0].label
     assert same == {name for name in after if name.startswith(f"double_blocks.0.{poisoned}.")}
 
 

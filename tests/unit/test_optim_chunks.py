@@ -76,7 +76,7 @@ def test_a_split_step_is_the_float32_step_on_the_master(name: str) -> None:
         grad = torch.randn(numel, generator=generator).to(torch.bfloat16)
         kept = grad.clone()
         for weight, storage in ((full, full_storage), (half, half_storage)):
-            update_chunk_(spec, weight, grad, storage, lr=1e-5, step=step, offset=0, key=1)
+            update_chunk_(spec, weight, grad, storage, lr=1e-5, step=step)
         assert torch.equal(grad, kept)
         assert torch.equal(master(half, half_storage), master(full, full_storage))
     assert (full != start).float().mean() > 0.99
@@ -99,7 +99,7 @@ def test_slices_change_no_bit(name: str, dtype: torch.dtype, monkeypatch: pytest
         for step, grad in enumerate(grads, 1):
             for a, b in zip([0, *cuts], [*cuts, numel], strict=True):
                 part = slice_storage(storage, a, b, numel)
-                update_chunk_(spec, weight[a:b], grad[a:b], part, lr=1e-3, step=step, offset=a, key=5)
+                update_chunk_(spec, weight[a:b], grad[a:b], part, lr=1e-3, step=step, offset=a)
         return {"weight": weight, **storage}
 
     whole = run([])
@@ -110,7 +110,7 @@ def test_slices_change_no_bit(name: str, dtype: torch.dtype, monkeypatch: pytest
 def test_an_empty_slice_is_fine() -> None:
     spec = spec_of("adan")
     weight = torch.empty(0)
-    update_chunk_(spec, weight, weight, make_storage(spec, 0, weight.dtype), lr=1.0, step=1, offset=0, key=0)
+    update_chunk_(spec, weight, weight, make_storage(spec, 0, weight.dtype), lr=1.0, step=1)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 2.0**60, -1e30])

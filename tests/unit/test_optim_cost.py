@@ -67,7 +67,7 @@ def test_passes_over_memory_stay_few(rule, state_format: str, kernels: int, traf
     assert numel <= _tile_size(spec, weight, storage)
     grad = torch.ones_like(weight)
     found = traffic_per_element(
-        lambda: update_chunk_(spec, weight, grad, storage, lr=1e-3, step=1, offset=0, key=0), numel
+        lambda: update_chunk_(spec, weight, grad, storage, lr=1e-3, step=1), numel
     )
     assert found[0] <= kernels and found[1] <= traffic, found
 
@@ -79,7 +79,7 @@ def test_compiled_codecs_write_the_same_codes(name: str) -> None:
     kind = FORMATS[name]
     value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-12, 2, 64)[:, None]
     value[3] = 0
-    noise = noise_of(1, 2, 3, 0, value.numel(), torch.device("cpu"))
+    noise = noise_of(1, 3, [range(64)], torch.device("cpu"))
 
     def round_trip(value, storage, noise, signed: bool):
         kind.encode_(storage, "x", value, signed, noise, 0, None)

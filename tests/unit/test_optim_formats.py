@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.formats import measure
 from trainer.optim.formats import FORMATS, POWER_UNIT, Format
-from trainer.optim.rounding import BLOCK, noise_of
+from trainer.optim.rounding import BLOCK, noise_of, rows_from
 
 CPU = torch.device("cpu")
 NAMES = list(FORMATS)
@@ -31,7 +31,7 @@ def keep(kind: Format, value: torch.Tensor, signed: bool, step: int = 1) -> torc
     """``value`` (flat, any length) encoded and decoded."""
     padded = torch.nn.functional.pad(value, (0, -value.numel() % BLOCK)).view(-1, BLOCK)
     storage = storage_of(kind, padded.numel(), signed)
-    noise = noise_of(1, 2, step, 0, padded.numel(), CPU)
+    noise = noise_of(1, step, [rows_from(0, padded.numel())], CPU)
     kind.encode_(storage, "x", padded.clone(), signed, noise, 0, None)
     return kind.decode(storage, "x", signed).reshape(-1)[: value.numel()].clone()
 
@@ -147,7 +147,7 @@ def test_the_prototypes_code() -> None:
 def test_a_false_guard_writes_nothing(name: str, signed: bool) -> None:
     kind = FORMATS[name]
     value = torch.rand(2, BLOCK) + 0.5
-    noise = noise_of(0, 0, 1, 0, 512, CPU)
+    noise = noise_of(0, 1, [range(2)], CPU)
     storage = storage_of(kind, 512, signed)
     kind.encode_(storage, "x", value.clone(), signed, noise, 0, torch.tensor(True))
     before = {part: tensor.clone() for part, tensor in storage.items()}

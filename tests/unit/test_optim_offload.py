@@ -278,7 +278,7 @@ def test_an_arena_is_updated_as_the_parameters_in_it() -> None:
             p.grad = torch.randn_like(p)
             grad[start : start + p.numel()] = p.grad.view(-1)
         optimizer.step()
-        update_chunk_(spec, weight, grad, storage, lr=1e-3, step=step, offset=0, key=0)
+        update_chunk_(spec, weight, grad, storage, lr=1e-3, step=step)
     for start, p in zip(starts, parameters, strict=True):
         assert torch.equal(weight[start : start + p.numel()], p.detach().view(-1))
         codes = optimizer.state[p]["exp_avg_sq"]

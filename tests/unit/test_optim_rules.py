@@ -28,7 +28,7 @@ def ours(rule, weight: torch.Tensor, grads: list[torch.Tensor]) -> torch.Tensor:
     weight = weight.clone()
     storage = make_storage(spec, weight.numel(), weight.dtype)
     for step, grad in enumerate(grads, 1):
-        update_chunk_(spec, weight, grad, storage, lr=LR, step=step, offset=0, key=0)
+        update_chunk_(spec, weight, grad, storage, lr=LR, step=step)
     return weight
 
 

@@ -27,7 +27,7 @@ def make(tiny, name: str, streams=None, *, swap: int = 5, offload: str = "on", *
 def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
     trainer.conveyor.streams.synchronize()
     return {
-        f"{stage.name}:{group.key}.{name}": t.clone()
+        f"{stage.name}:{group.label}.{name}": t.clone()
         for stage in trainer.stages
         for group in stage.arena.groups
         for name, t in {"weight": group.current, **group.storage}.items()

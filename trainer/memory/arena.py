@@ -11,8 +11,7 @@ place: a fault in the middle leaves the whole stage as it was.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,20 @@ CHUNK = 1 << 22
 """Elements whose states travel and are updated at once."""
 
 
+def aligned(numel: int) -> int:
+    """The next multiple of ``ALIGN``."""
+    return -(-numel // ALIGN) * ALIGN
+
+
+def first_rows(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
+    """Each parameter's first row of 256, all laid one after the other, as ``torch.optim`` classes number them."""
+    rows, row = {}, 0
+    for name, parameter in named:
+        rows[name] = row
+        row += aligned(parameter.numel()) // ALIGN
+    return rows
+
+
 @dataclass(frozen=True)
 class Piece:
     """One parameter's place in its group."""
@@ -39,6 +52,8 @@ class Piece:
     name: str
     parameter: nn.Parameter
     start: int
+    row: int
+    """Number of its first row of 256 among all that is trained: what the counted rounding knows it by."""
 
     def view(self, flat: Tensor) -> Tensor:
         """This parameter's elements of ``flat``, in its shape."""
@@ -53,19 +68,21 @@ class Group:
     it is ``home`` itself.
     """
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: UpdateSpec, conveyor: Conveyor, resident: bool):
+    def __init__(
+        self, named: Sequence[tuple[str, nn.Parameter]], spec: UpdateSpec, conveyor: Conveyor, resident: bool,
+        rows: Mapping[str, int],
+    ):  # fmt: skip
         self.spec, self.conveyor, self.resident = spec, conveyor, resident
         self.dtype = named[0][1].dtype
         self.pieces: list[Piece] = []
         start = 0
         for name, parameter in named:
-            self.pieces.append(Piece(name, parameter, start))
-            start += -(-parameter.numel() // ALIGN) * ALIGN
+            self.pieces.append(Piece(name, parameter, start, rows[name]))
+            start += aligned(parameter.numel())
         self.numel = start
         size = "small" if all(p.parameter.numel() <= SMALL for p in self.pieces) else "large"
         self.label = f"{str(self.dtype).removeprefix('torch.')}.{size}"
         """Name of this group among its stage's."""
-        self.key = zlib.crc32(named[0][0].encode())
         self.weight_layout: Layout = layout({"weight": (self.dtype, (self.numel,))})
         self.home_layout = self.weight_layout + layout(storage_layout(spec, self.numel, self.dtype))
         self.home = conveyor.host.make(self.home_layout)
@@ -126,7 +143,7 @@ class Group:
             return
         torch._foreach_copy_(views, list(gradients))
         ends = [(p.start + p.parameter.numel()) for p in self.pieces]
-        gaps = [flat[end : -(-end // ALIGN) * ALIGN] for end in ends if end % ALIGN]
+        gaps = [flat[end : aligned(end)] for end in ends if end % ALIGN]
         if gaps:
             torch._foreach_zero_(gaps)
 
@@ -134,6 +151,17 @@ class Group:
         """Start and stop of each part whose states travel at once."""
         for start in range(0, self.numel, CHUNK):
             yield start, min(start + CHUNK, self.numel)
+
+    def rows(self, start: int, stop: int) -> list[range]:
+        """The numbers of the rows of 256 that hold elements ``start`` to ``stop``, both multiples of it."""
+        found = []
+        for piece in self.pieces:
+            first = max(start, piece.start)
+            last = min(stop, piece.start + aligned(piece.parameter.numel()))
+            if first < last:
+                away = piece.row - piece.start // ALIGN
+                found.append(range(first // ALIGN + away, last // ALIGN + away))
+        return found
 
     def step(self, *, lr: float, step: int) -> tuple[Buffer, Buffer]:
         """One optimizer step from the flat gradient into spare buffers, which are returned: home's and here's.
@@ -157,7 +185,7 @@ class Group:
                 ):
                     weight.copy_(self.here["weight"][start:stop])
                     update_chunk_(self.spec, weight, gradient[start:stop], states,
-                                  lr=lr, step=step, offset=start, key=self.key, ok=self.finite)  # fmt: skip
+                                  lr=lr, step=step, rows=self.rows(start, stop), ok=self.finite)  # fmt: skip
             if not self.resident:
                 self._send_weights(here, home)
         except BaseException:
@@ -192,14 +220,15 @@ class Arena:
     """All parameters of one stage, in one group for each dtype; small tensors, whose states stay float32, apart."""
 
     def __init__(
-        self, named: Sequence[tuple[str, nn.Parameter]], spec: UpdateSpec, conveyor: Conveyor, *, resident: bool
-    ):
-        small_spec = replace(spec, state_format=dict.fromkeys(spec.rule.states, "f32"))
+        self, named: Sequence[tuple[str, nn.Parameter]], spec: UpdateSpec, conveyor: Conveyor, *, resident: bool,
+        rows: Mapping[str, int],
+    ):  # fmt: skip
+        small_spec = replace(spec, state_format=dict.fromkeys(spec.states, "f32"))
         kinds: dict[tuple[torch.dtype, bool], list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in named:
             kinds.setdefault((parameter.dtype, parameter.numel() <= SMALL), []).append((name, parameter))
         self.groups = [
-            Group(group, small_spec if small else spec, conveyor, resident) for (_, small), group in kinds.items()
+            Group(group, small_spec if small else spec, conveyor, resident, rows) for (_, small), group in kinds.items()
         ]
         assert len({group.label for group in self.groups}) == len(self.groups)
         self.parameters = [piece.parameter for group in self.groups for piece in group.pieces]

@@ -122,8 +122,7 @@ def compiled_path(device: str, numel: int = 1 << 22) -> str:
         try:
             for step in (1, 2):
                 grad = torch.randn(numel, generator=g, device=device)
-                update_chunk_(replace(spec, compile=compile), weight, grad, storage, lr=1e-4 * step, step=step,
-                              offset=0, key=0)  # fmt: skip
+                update_chunk_(replace(spec, compile=compile), weight, grad, storage, lr=1e-4 * step, step=step)
         except Exception as error:
             return f"eager, since the compiler fails ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         results.append({"weight": weight, **storage})

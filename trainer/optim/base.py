@@ -8,7 +8,7 @@ not grow with the tensor.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,11 @@ from ..config import OptimizerConfig
 from . import compiled
 from .adam import AdamRule
 from .adan import AdanRule
+from .average import AVERAGE, AVERAGE_FORMATS, STORED, decay_at
 from .formats import FORMATS, PER_BLOCK, PER_UNIT, POWER_UNIT, Format, rows_of
-from .rounding import BLOCK, noise_of, split_
-from .tile import in_rows, kept_in_tile, update_tile
+from .rounding import BLOCK, noise_of, rows_from, split_
+from .tile import Given, in_rows, keep_tile, kept_in_tile, update_tile
+from .tile import averaged as averaged
 from .tile import master as master
 
 CHUNK = 1 << 22
@@ -40,7 +42,7 @@ class UpdateSpec:
 
     rule: Rule
     state_format: Mapping[str, str]
-    """Format of each of ``rule.states``; ``formats_for`` fills it in."""
+    """Format of each of ``states``; ``formats_for`` fills in the rule's."""
     weight_precision: str = "split"
     """What becomes of a bf16 weight's lower bits: ``split`` keeps them (2 bytes), ``stochastic`` rounds at random,
     ``nearest`` drops them. A float32 weight steps in float32 under every setting; ``f32`` allows no other."""
@@ -48,18 +50,29 @@ class UpdateSpec:
     """Seed of the counted rounding."""
     compile: bool = False
     """Run the update through ``torch.compile``: one pass over memory, where a compiler is at hand."""
+    since: int = 0
+    """The step after which the moments were all zero: bias corrections count from there, the counted rounding not."""
+
+    ema_decay: float = 0.0
+    """Decay per step of the running average of the weights; 0: there is none."""
 
     def __post_init__(self) -> None:
-        for name in self.rule.states:
-            _one_of(f"state format of {name}", self.state_format.get(name), STATE_FORMATS)
-        unknown = sorted(set(self.state_format) - set(self.rule.states))
+        for name in self.states:
+            choices = AVERAGE_FORMATS if name == AVERAGE else STATE_FORMATS
+            _one_of(f"state format of {name}", self.state_format.get(name), choices)
+        unknown = sorted(set(self.state_format) - set(self.states))
         if unknown:
-            raise ValueError(f"state_format names {', '.join(unknown)}: name only {', '.join(self.rule.states)}")
+            raise ValueError(f"state_format names {', '.join(unknown)}: name only {', '.join(self.states)}")
         _one_of("weight precision", self.weight_precision, WEIGHT_PRECISIONS)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """What is kept beside the weights: the rule's states, and the average as its difference from them."""
+        return (*self.rule.states, AVERAGE) if self.ema_decay else self.rule.states
 
     def format_of(self, storage: Mapping[str, Tensor], name: str) -> Format:
         """The format that a state of ``storage`` has: its own, or float32 for a small tensor."""
-        return FORMATS["f32" if storage[name].dtype == torch.float32 else self.state_format[name]]
+        return STORED["f32" if storage[name].dtype == torch.float32 else self.state_format[name]]
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -83,8 +96,8 @@ def formats_for(rule: Rule | type[AdamRule] | type[AdanRule], state_format: str 
     return formats
 
 
-def spec_from_config(config: OptimizerConfig, seed: int) -> UpdateSpec:
-    """The update that an ``OptimizerConfig`` asks for."""
+def spec_from_config(config: OptimizerConfig, seed: int, ema_decay: float = 0.0) -> UpdateSpec:
+    """The update that an ``OptimizerConfig`` asks for; ``ema_decay``: that of the weights' average, if any."""
     betas = config.betas
     if config.kind == "adan":
         b1, b2, b3 = betas
@@ -101,8 +114,10 @@ def spec_from_config(config: OptimizerConfig, seed: int) -> UpdateSpec:
             decoupled=config.decoupled_decay,
             cautious=config.cautious,
         )
-    formats = formats_for(rule, config.state_format)
-    return UpdateSpec(rule=rule, state_format=formats, weight_precision=config.weight_precision, seed=seed)
+    formats = formats_for(rule, config.state_format) | ({AVERAGE: "fixed16"} if ema_decay else {})
+    return UpdateSpec(
+        rule=rule, state_format=formats, weight_precision=config.weight_precision, seed=seed, ema_decay=ema_decay
+    )
 
 
 def storage_layout(
@@ -110,8 +125,8 @@ def storage_layout(
 ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Dtype and shape of every tensor that ``make_storage`` makes, for callers with memory of their own."""
     layout = {}
-    for name in spec.rule.states:
-        kind = FORMATS["f32" if numel <= SMALL else spec.state_format[name]]
+    for name in spec.states:
+        kind = STORED["f32" if numel <= SMALL else spec.state_format[name]]
         layout.update(kind.layout(name, numel, _signed(name)))
     if weight_dtype == torch.bfloat16:
         if spec.weight_precision == "f32":
@@ -163,8 +178,8 @@ def update_chunk_(
     *,
     lr: float,
     step: int,
-    offset: int,
-    key: int,
+    offset: int = 0,
+    rows: Sequence[range] | None = None,
     ok: Tensor | None = None,
     scale: Tensor | None = None,
     rescale: Tensor | None = None,
@@ -175,10 +190,12 @@ def update_chunk_(
         weight: flat, float32 or bf16. Its storage is ``storage``; all on one device.
         grad: flat, any float dtype; left as it is.
         step: counts from 1.
-        offset: place of the slice's first element within its arena (a multiple of 256).
-        key: which arena. With ``offset`` it names each element for the counted rounding.
-        ok: 0-d bool on the same device; where false, nothing is written. None: whether this slice's gradient is
-            ``finite``. Give that of the whole tensor to leave all of it alone. Not awaited by the host on a GPU.
+        offset: place of the slice's first element among all that is trained (a multiple of 256): it names each element
+            for the counted rounding.
+        rows: the numbers of the slice's rows of 256, in its place, where they do not follow on each other.
+        ok: 0-d bool on the same device; where false, nothing is written but the average, which then comes nearer to
+            the weights. None: whether this slice's gradient is ``finite``. Give that of the whole tensor to leave all
+            of it alone. Not awaited by the host on a GPU.
         scale: 0-d factor of the gradient (clipping).
         rescale: 0-d factor of the masked update where the rule ``rescales``; None: from this slice alone.
     """
@@ -186,23 +203,30 @@ def update_chunk_(
     if numel == 0:
         return
     ok = finite(grad) if ok is None else ok
+    leave = False
     if _readable(weight.device):
-        if not ok:
+        leave, ok = not ok, None
+        if leave and not spec.ema_decay:
             return
-        ok = None
-    c = spec.rule.coefficients(lr, step)
-    if spec.rule.rescales and rescale is None:
+    c = spec.rule.coefficients(lr, step - spec.since)
+    if spec.rule.rescales and rescale is None and not leave:
         rescale = mask_rescale(count_kept(spec, weight, grad, storage, lr=lr, step=step, scale=scale), numel)
-    noise = noise_of(spec.seed, key, step, offset, numel, weight.device) if _random(spec, weight, storage) else None
-    packed = noise is not None or any(storage[name].dtype != torch.float32 for name in spec.rule.states)
+    noise = None
+    if _random(spec, weight, storage):
+        noise = noise_of(spec.seed, step, [rows_from(offset, numel)] if rows is None else rows, weight.device)
+    packed = noise is not None or any(storage[name].dtype != torch.float32 for name in spec.states)
     tile = _tile_size(spec, weight, storage)
-    update = functools.partial(compiled.update_tile, tile // BLOCK) if spec.compile else update_tile
+    update = keep_tile if leave else update_tile
+    if spec.compile and not leave:
+        update = functools.partial(compiled.update_tile, tile // BLOCK)
+    given = Given(c, noise, ok, scale, rescale, decay_at(spec.ema_decay, step))
     for start in range(0, numel, tile):
         stop = min(start + tile, numel)
         whole = start == 0 and stop == numel
         part = storage if whole else slice_storage(storage, start, stop, numel)
-        rows = noise if noise is None or whole else (noise[0][start // BLOCK : rows_of(stop)], noise[1])
-        arguments = (spec, weight[start:stop], grad[start:stop], part, c, rows, ok, scale, rescale)
+        if noise is not None and not whole:
+            given = given._replace(noise=(noise[0][start // BLOCK : rows_of(stop)], noise[1]))
+        arguments = (spec, weight[start:stop], grad[start:stop], part, given)
         if packed or spec.compile:
             in_rows(update, *arguments)
         else:
@@ -219,12 +243,12 @@ def count_kept(
     Of ``storage`` only ``exp_avg`` and ``residual`` are looked at.
     """
     assert isinstance(spec.rule, AdamRule)
-    numel, c = weight.numel(), spec.rule.coefficients(lr, step)
+    numel, c = weight.numel(), spec.rule.coefficients(lr, step - spec.since)
     kept = torch.zeros((), dtype=torch.int64, device=weight.device)
     for start in range(0, numel, tile := _tile_size(spec, weight, storage)):
         stop = min(start + tile, numel)
         part = slice_storage(storage, start, stop, numel)
-        kept += in_rows(kept_in_tile, spec, weight[start:stop], grad[start:stop], part, c, scale)
+        kept += in_rows(kept_in_tile, spec, weight[start:stop], grad[start:stop], part, Given(c, scale=scale))
     return kept
 
 
@@ -245,7 +269,7 @@ def _signed(name: str) -> bool:
 def _random(spec: UpdateSpec, weight: Tensor, storage: Mapping[str, Tensor]) -> bool:
     if weight.dtype != torch.float32 and spec.weight_precision == "stochastic":
         return True
-    for name in spec.rule.states:
+    for name in spec.states:
         kind = spec.format_of(storage, name)
         if kind.signed_noise if _signed(name) else kind.unsigned_noise:
             return True

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from . import tile
-from .rounding import Noise
 
 if TYPE_CHECKING:
     from .base import UpdateSpec
@@ -24,11 +23,7 @@ def update_tile(
     weight: Tensor,
     grad: Tensor,
     storage: Mapping[str, Tensor],
-    coefficients: Any,
-    noise: Noise | None,
-    ok: Tensor | None,
-    scale: Tensor | None,
-    rescale: Tensor | None,
+    given: tile.Given,
 ) -> None:
     """``tile.update_tile``, compiled twice for each rule, format and precision: for full tiles, and for any others.
 
@@ -36,17 +31,16 @@ def update_tile(
     What changes from step to step goes in as 0-d tensors: as numbers, each learning rate would be compiled
     anew until the compiler gave up.
     """
-    factors = torch.tensor(coefficients, dtype=torch.float32).to(weight.device, non_blocking=True)
+    numbers = torch.tensor((*given.coefficients, given.decay), dtype=torch.float32)
+    *coefficients, decay = numbers.to(weight.device, non_blocking=True).unbind()
     key = (
-        spec.rule, tuple(spec.state_format.items()), spec.weight_precision, weight.dtype, grad.dtype,
-        tuple((name, part.dtype) for name, part in storage.items()), weight.device.type,
-        ok is None, scale is None, rescale is None, full_rows if weight.size(0) == full_rows else None,
+        spec.rule, tuple(spec.state_format.items()), spec.weight_precision, bool(spec.ema_decay),
+        weight.dtype, grad.dtype, tuple((name, part.dtype) for name, part in storage.items()), weight.device.type,
+        tuple(part is None for part in given), full_rows if weight.size(0) == full_rows else None,
     )  # fmt: skip
     function = _functions.get(key)
     if function is None:
         function = torch.compile(functools.partial(tile.update_tile, spec), fullgraph=True)
         _functions[key] = function
-        for part in (weight, grad, *storage.values(), *(() if noise is None else noise[:1])):
-            if part.size(0) > 1:
-                pass
-    function(weight, grad, dict(storage), type(coefficients)(*factors.unbind()), noise, ok, scale, rescale)
+    given = given._replace(coefficients=type(given.coefficients)(*coefficients), decay=decay)
+    function(weight, grad, dict(storage), given)

@@ -162,7 +162,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             near = _to(weight.device, home)
             update_chunk_(
                 spec, weight[start:stop], grad[start:stop], near,
-                lr=lr, step=step, offset=offset + start, key=0, ok=ok, scale=scale, rescale=rescale,
+                lr=lr, step=step, offset=offset + start, ok=ok, scale=scale, rescale=rescale,
             )  # fmt: skip
             if crossing:
                 for name, part in home.items():

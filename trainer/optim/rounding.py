@@ -1,22 +1,23 @@
 """Bits of float32 values kept in fewer bits: the exact split, and rounding whose randomness is counted.
 
 Everything here is integer arithmetic on bit patterns, so that every device, chunk size and compiler
-writes the same bits. Random words are a hash of (seed, key, step, element): nothing is drawn, so nothing depends
+writes the same bits. Random words are a hash of (seed, step, element): nothing is drawn, so nothing depends
 on the order of updates, and a resumed run goes on with the words it would have had.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 BLOCK = 256
 """Elements per row. Parameters start on multiples of it; packed formats share a scale within it."""
-STREAMS = 5
-"""Independent words per element: one for each state of a rule, and the last for the weight."""
-WEIGHT_STREAM = STREAMS - 1
+STREAMS = 6
+"""Independent words per element: one for each state of a rule, one for the weight and one for its average."""
+WEIGHT_STREAM, AVERAGE_STREAM = 4, 5
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _ODD = 0x2C1B3C6D
@@ -67,17 +68,25 @@ def words(noise: Noise, stream: int) -> Tensor:
     return torch.bitwise_xor(rows.view(-1, 1), table[stream]).mul_(_ODD)
 
 
-def noise_of(seed: int, key: int, step: int, offset: int, numel: int, device: torch.device) -> Noise:
-    """The hashes of the rows that hold elements ``offset`` (a multiple of 256) to ``offset + numel`` of ``key``."""
+def noise_of(seed: int, step: int, rows: Sequence[range], device: torch.device) -> Noise:
+    """The hashes of rows of 256 elements, by the numbers that they have among all that is trained."""
+    base = _mix(_mix(_mix(seed)) ^ step)
+    numbers = [torch.arange(r.start + 1, r.stop + 1, dtype=torch.int64, device=device) for r in rows]
+    return _hashed(torch.cat(numbers) if len(numbers) > 1 else numbers[0], base), _table(device)
+
+
+def rows_from(offset: int, numel: int) -> range:
+    """Numbers of the rows that hold elements ``offset`` (a multiple of 256) to ``offset + numel``."""
     assert offset % BLOCK == 0, offset
-    base = _mix(_mix(_mix(seed) ^ key) ^ step)
-    first, count = offset // BLOCK, -(-numel // BLOCK)
-    rows = torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device)
+    return range(offset // BLOCK, (offset + numel + BLOCK - 1) // BLOCK)
+
+
+def _hashed(rows: Tensor, base: int) -> Tensor:
     rows.mul_(_signed(_GOLDEN)).add_(_signed(base))
     # splitmix64's finaliser. The shifts of signed numbers drag the sign along: mask it off.
     rows.bitwise_xor_((rows >> 30).bitwise_and_(2**34 - 1)).mul_(_signed(0xBF58476D1CE4E5B9))
     rows.bitwise_xor_((rows >> 27).bitwise_and_(2**37 - 1)).mul_(_signed(0x94D049BB133111EB))
-    return (rows >> 32).to(torch.int32), _table(device)
+    return (rows >> 32).to(torch.int32)
 
 
 @functools.cache

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .adam import AdamRule
+from .average import AVERAGE, difference
 from .formats import PER_BLOCK, PER_UNIT
-from .rounding import BLOCK, WEIGHT_STREAM, Noise, join, nearest_, split_, stochastic_
+from .rounding import AVERAGE_STREAM, BLOCK, WEIGHT_STREAM, Noise, join, nearest_, put_, split_, stochastic_
+from .rules import Factor
 
 if TYPE_CHECKING:
     from .base import UpdateSpec
 
 
-def update_tile(
-    spec: UpdateSpec,
-    weight: Tensor,
-    grad: Tensor,
-    storage: Mapping[str, Tensor],
-    coefficients: Any,
-    noise: Noise | None,
-    ok: Tensor | None,
-    scale: Tensor | None,
-    rescale: Tensor | None,
-) -> None:
-    """Update ``weight`` and ``storage`` in place: in rows of 256, or flat if all states are float32.
+class Given(NamedTuple):
+    """What an update is told beside weights, gradient and storage."""
 
-    ``noise`` is needed by what rounds at random. ``ok``, ``scale`` and ``rescale`` are those of ``update_chunk_``.
-    """
-    rule = spec.rule
+    coefficients: Any
+    """The rule's, for this step."""
+    noise: Noise | None = None
+    """Needed by what rounds at random."""
+    ok: Tensor | None = None
+    scale: Tensor | None = None
+    rescale: Tensor | None = None
+    """These three: see ``update_chunk_``."""
+    decay: Factor = 0.0
+    """Of the running average, if there is one."""
+
+
+def update_tile(
+    spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], given: Given
+) -> None:  # fmt: skip
+    """Update ``weight`` and ``storage`` in place: in rows of 256, or flat if all of it is float32."""
+    rule, ok = spec.rule, given.ok
     if grad.dtype != torch.float32:
         grad = grad.to(torch.float32)
-    if scale is not None:
-        grad = grad * scale
+    if given.scale is not None:
+        grad = grad * given.scale
+    old = None
+    if spec.ema_decay:
+        old = weight.clone() if weight.dtype == torch.float32 else master(weight, storage)
     states = {}
     for name in rule.states:
         states[name] = spec.format_of(storage, name).decode(storage, name, name != "exp_avg_sq")
@@ -45,25 +54,43 @@ def update_tile(
     value = master(weight, storage)
     if ok is not None and value is weight:
         value = weight.clone()
-    rule.apply_(value, grad, states, coefficients, rescale)
+    rule.apply_(value, grad, states, given.coefficients, given.rescale)
     del grad
-    _put_weight(spec, weight, value, storage, noise, ok)
+    _put_weight(spec, weight, value, storage, given)
     del value
     for stream, name in enumerate(rule.states):
         kind = spec.format_of(storage, name)
-        kind.encode_(storage, name, states.pop(name), name != "exp_avg_sq", noise, stream, ok)
+        kind.encode_(storage, name, states.pop(name), name != "exp_avg_sq", given.noise, stream, ok)
+    if old is not None:
+        # Where nothing was written, nothing has moved: the average still comes nearer to the weights.
+        _follow(spec, storage, old.sub_(master(weight, storage)), given)
+
+
+def keep_tile(
+    spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], given: Given
+) -> None:  # fmt: skip
+    """``update_tile`` of a tile that is to stay as it is: only its average comes nearer to it."""
+    _follow(spec, storage, None, given)
+
+
+def _follow(spec: UpdateSpec, storage: Mapping[str, Tensor], moved: Tensor | None, given: Given) -> None:
+    """Have the average follow weights that became less by ``moved`` (None: that stayed)."""
+    kind = spec.format_of(storage, AVERAGE)
+    value = kind.decode(storage, AVERAGE, True)
+    if moved is not None:
+        value.add_(moved)
+    kind.encode_(storage, AVERAGE, value.mul_(given.decay), True, given.noise, AVERAGE_STREAM, None)
 
 
 def kept_in_tile(
-    spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], coefficients: Any,
-    scale: Tensor | None,
-) -> Tensor:  # fmt: skip
+    spec: UpdateSpec, weight: Tensor, grad: Tensor, storage: Mapping[str, Tensor], given: Given
+) -> Tensor:
     """How many elements of a tile in rows the paper's mask would keep (0-d); nothing is changed."""
     assert isinstance(spec.rule, AdamRule)
     grad = grad.to(torch.float32)
-    grad = grad if scale is None else grad * scale
+    grad = grad if given.scale is None else grad * given.scale
     exp_avg = spec.format_of(storage, "exp_avg").decode(storage, "exp_avg", True)
-    return spec.rule.kept(master(weight, storage), grad, {"exp_avg": exp_avg}, coefficients)
+    return spec.rule.kept(master(weight, storage), grad, {"exp_avg": exp_avg}, given.coefficients)
 
 
 def in_rows(
@@ -95,13 +122,18 @@ def master(weight: Tensor, storage: Mapping[str, Tensor]) -> Tensor:
     return join(weight, storage["residual"]) if "residual" in storage else weight.to(torch.float32)
 
 
+def averaged(weight: Tensor, storage: Mapping[str, Tensor]) -> Tensor:
+    """The running average of flat weights whose storage has one: a new float32 tensor."""
+    return master(weight, storage) + difference(storage, weight.numel())
+
+
 def _put_weight(
-    spec: UpdateSpec, weight: Tensor, value: Tensor, storage: Mapping[str, Tensor], noise: Noise | None,
-    ok: Tensor | None,
+    spec: UpdateSpec, weight: Tensor, value: Tensor, storage: Mapping[str, Tensor], given: Given
 ) -> None:  # fmt: skip
+    noise, ok = given.noise, given.ok
     if weight.dtype == torch.float32:
         if value is not weight:
-            weight.copy_(torch.where(ok, value, weight))  # type: ignore[arg-type]
+            put_(weight, value, ok)
     elif "residual" in storage:
         split_(weight, storage["residual"], value, ok)
     elif spec.weight_precision == "stochastic":

@@ -81,7 +81,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         table = json.loads(raw.decode("utf-8"))
         metadata = {str(k): str(v) for k, v in (table.pop("__metadata__", None) or {}).items()}
         tensors = {name: _tensor(entry, 8 + length) for name, entry in table.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise NotSafetensors(f"{path} is not a safetensors file: its header cannot be read ({error})") from error
     for name, tensor in tensors.items():
         bits = BITS.get(tensor.dtype)

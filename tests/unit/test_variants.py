@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 import struct
 import subprocess
 import sys
@@ -12,48 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from headers import DEV, SCHNELL, TEXT_AND_VAE, check_refusal, diffusers, fake, flux
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trainer.flux.model import TINY, FluxParams, build_meta, flux_params, init_weights_
 from trainer.flux.sizes import shapes_of
 from trainer.flux.variants import fingerprint, inspect_file, require_flux, text_length
-from trainer.header import BITS
 from trainer.weights import entry, load_weights_, write_safetensors
 
 ROOT = Path(__file__).parents[2]
-DEV = dataclasses.asdict(FluxParams())
-SCHNELL = DEV | {"guidance_embed": False}
-Tensors = dict[str, tuple[str, tuple[int, ...]]]
-
-
-def fake(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None, cut: int = 0) -> Path:
-    """A safetensors file with a true header and a hole for its data: 24 GB that take no room."""
-    table: dict = {"__metadata__": metadata} if metadata else {}
-    offset = 0
-    for name, (dtype, shape) in tensors.items():
-        size = BITS[dtype]
-        for side in shape:
-            size *= side
-        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size // 8]}
-        offset += size // 8
-    head = json.dumps(table).encode()
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(head)) + head)
-        file.truncate(8 + len(head) + offset - cut)
-    return path
-
-
-def flux(sizes: dict = DEV, dtype: str = "BF16", prefix: str = "") -> Tensors:
-    return {prefix + name: (dtype, shape) for name, shape in shapes_of(sizes).items()}
-
-
-TEXT_AND_VAE: Tensors = {
-    "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q.weight": ("F8_E4M3", (4096, 4096)),
-    "text_encoders.t5xxl.transformer.scaled_fp8": ("F8_E4M3", (0,)),
-    "text_encoders.clip_l.transformer.text_model.embeddings.token_embedding.weight": ("F16", (49408, 768)),
-    "vae.decoder.conv_in.weight": ("F32", (512, 16, 3, 3)),
-}
 
 
 @pytest.mark.parametrize("sizes", [DEV, SCHNELL, dataclasses.asdict(TINY)], ids=["dev", "schnell", "tiny"])
@@ -70,6 +37,44 @@ def test_a_flux_is_recognised(tmp_path: Path, prefix: str, dtype: str) -> None:
     assert info.dtype == {"BF16": "bf16", "F16": "f16", "F32": "f32"}[dtype]
     assert info.params == 11_901_408_320 and info.prefix == prefix and not info.all_in_one
     assert flux_params(info) == FluxParams() and text_length(info) == 512
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer.", "model.diffusion_model."])
+def test_a_flux_under_diffusers_names_is_recognised(tmp_path: Path, prefix: str) -> None:
+    info = require_flux(fake(tmp_path / "flux1-dev.safetensors", diffusers(DEV, "BF16", prefix)))
+    assert (info.kind, info.variant, info.dtype, info.diffusers) == ("flux", "dev", "bf16", True)
+    assert info.params == 11_901_408_320 and info.prefix == prefix and flux_params(info) == FluxParams()
+    assert not require_flux(fake(tmp_path / "b.safetensors", diffusers(SCHNELL))).flux["guidance_embed"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name, metadata, variant, note", [
+    ("flux1-krea-dev.safetensors", {}, "dev", "FLUX.1 Krea dev, by its file name"),
+    ("a.safetensors", {"modelspec.title": "Flux Krea"}, "dev", "FLUX.1 Krea dev, by its metadata"),
+    ("a.safetensors", {"modelspec.architecture": "flux-1-dev"}, "dev", ""),
+    ("my_merge.sft", {}, "dev", ""),
+])  # fmt: skip
+def test_what_hints_say_of_a_dev(tmp_path: Path, name: str, metadata: dict, variant: str, note: str) -> None:
+    info = require_flux(fake(tmp_path / name, flux(), metadata))
+    assert (info.variant, info.note) == (variant, note)
+
+
+@pytest.mark.parametrize("name, metadata, variant, note", [
+    ("flux1-schnell.safetensors", {}, "schnell", ""),
+    ("consolidated_s6700-de-distilled.safetensors", {}, "de-distilled", "by its file name"),
+    ("a.safetensors", {"modelspec.architecture": "flux-1-dev"}, "de-distilled", "by its metadata"),
+    ("schnell.safetensors", {"modelspec.architecture": "flux-1-schnell"}, "schnell", ""),
+])  # fmt: skip
+def test_what_hints_say_of_a_flux_without_guidance(
+    tmp_path: Path, name: str, metadata: dict, variant: str, note: str
+) -> None:
+    info = require_flux(fake(tmp_path / name, flux(SCHNELL), metadata))
+    assert info.variant == variant and note in info.note and bool(note) == bool(info.note)
+    assert text_length(info) == (256 if variant == "schnell" else 512)
+
+
+@pytest.mark.parametrize("steps, read", [("1200", 1200), ("", 0), ("-3", 0), ("1e3", 0), ("9" * 5000, 0)])
+def test_an_export_says_how_far_it_was_trained(tmp_path: Path, steps: str, read: int) -> None:
+    assert require_flux(fake(tmp_path / "a.safetensors", flux(), {"flux_fft.steps": steps})).parent_steps == read
 
 
 def test_schnell_has_no_guidance_and_shorter_captions(tmp_path: Path) -> None:
@@ -105,157 +110,8 @@ def test_the_weights_of_each_layout_are_found(tmp_path: Path, prefix: str, suffi
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def fp8_scaled(prefix: str = "") -> Tensors:
-    tensors = flux(DEV, "F8_E4M3", prefix)
-    scales = {name[: -len("weight")] + "scale_weight": ("F32", (1,)) for name in tensors if name.endswith(".weight")}
-    return tensors | scales | {prefix + "scaled_fp8": ("F8_E4M3", (2,))}
-
-
-def packed(marks: dict[str, tuple[str, tuple[int, ...]]]) -> Tensors:
-    """Blocks' matrices with two values per byte, and further tensors beside each."""
-    out: Tensors = {}
-    for name, (dtype, shape) in flux().items():
-        if name.endswith(".weight") and "blocks." in name:
-            out[name] = ("U8", (shape[0] * shape[1] // 2, 1))
-            out.update({name.removesuffix("weight") + mark: value for mark, value in marks.items()})
-        else:
-            out[name] = (dtype, shape)
-    return out
-
-
-def wide(channels: int) -> Tensors:
-    return flux() | {"img_in.weight": ("BF16", (3072, channels))}
-
-
-NF4 = {"weight.absmax": ("F32", (8,)), "weight.quant_map": ("F32", (16,)),
-       "weight.quant_state.bitsandbytes__nf4": ("U8", (80,))}  # fmt: skip
-CHROMA = {k: v for k, v in flux().items() if "_mod" not in k and "modulation" not in k and "_in.in" not in k}
-FLUX2 = {
-    "img_in.weight": ("BF16", (6144, 128)), "txt_in.weight": ("BF16", (6144, 15360)),
-    "double_stream_modulation_img.lin.weight": ("BF16", (36864, 6144)),
-    "double_blocks.0.img_attn.qkv.weight": ("BF16", (18432, 6144)),
-    "double_blocks.0.img_attn.norm.key_norm.scale": ("BF16", (128,)),
-}  # fmt: skip
-DIFFUSERS = {
-    "x_embedder.weight": ("BF16", (3072, 64)), "transformer_blocks.0.attn.to_q.weight": ("BF16", (3072, 3072)),
-    "single_transformer_blocks.0.attn.to_q.weight": ("BF16", (3072, 3072)),
-}  # fmt: skip
-ONE = ("BF16", (64, 64))
-
-REFUSED: dict[str, tuple[str, str, Tensors, dict[str, str]]] = {
-    "fp8": ("fp8", "has fp8 weights", flux(DEV, "F8_E4M3"), {}),
-    "fp8 e5m2": ("fp8", "has fp8 weights", flux(DEV, "F8_E5M2"), {}),
-    "fp8 but for biases": ("fp8", "has fp8 weights", {
-        k: ("F8_E4M3" if k.endswith("weight") and "blocks" in k else "BF16", s) for k, (_, s) in flux().items()}, {}),
-    "fp8 scaled": ("fp8", "has scaled fp8 weights", fp8_scaled(), {}),
-    "fp8 scaled, newer": ("fp8", "has scaled fp8 weights", flux(DEV, "F8_E4M3"), {"_quantization_metadata": "{}"}),
-    "fp8 in an all-in-one": ("fp8", "has fp8", flux(DEV, "F8_E4M3", "model.diffusion_model.") | TEXT_AND_VAE, {}),
-    "fp8 scaled in an all-in-one": ("fp8", "has scaled", fp8_scaled("model.diffusion_model.") | TEXT_AND_VAE, {}),
-    "nf4": ("nf4", "has NF4 weights", packed(NF4), {}),
-    "nvfp4": ("quantized", "quantized", packed({"weight_scale": ("F8_E4M3", (8,)), "weight_scale_2": ("F32", ())}), {}),
-    "int8": ("quantized", "quantized", flux(DEV, "I8"), {}),
-    "nunchaku": ("quantized", "quantized", {"transformer_blocks.0.qkv_proj.qweight": ("I8", (64, 64)),
-                                            "transformer_blocks.0.qkv_proj.lora_down": ONE}, {}),
-    "float64": ("quantized", "type F64", flux(DEV, "F64"), {}),
-    "diffusers": ("diffusers", "diffusers' names", DIFFUSERS, {}),
-    "diffusers, prefixed": ("diffusers", "diffusers' names", {f"transformer.{k}": v for k, v in DIFFUSERS.items()}, {}),
-    "fill": ("fill", "is FLUX.1 Fill", wide(384), {}),
-    "canny": ("control", "is FLUX.1 Canny or Depth", wide(128), {}),
-    "flex 2": ("other", "49 input channels", wide(196), {}),
-    "chroma": ("chroma", "is Chroma", CHROMA | {"distilled_guidance_layer.norms.0.scale": ONE}, {}),
-    "chroma radiance": ("chroma", "is Chroma", CHROMA | {"nerf_blocks.0.norm.scale": ONE}, {}),
-    "flux 2": ("flux2", "is FLUX.2", FLUX2, {}),
-    "flux 2, diffusers": ("flux2", "is FLUX.2", {"single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight": ONE}, {}),
-    "controlnet": ("controlnet", "is a ControlNet", flux(DEV | {"depth": 2, "depth_single_blocks": 0})
-                   | {"controlnet_blocks.0.weight": ONE}, {}),
-    "lora, kohya": ("lora", "is a LoRA", {"lora_unet_double_blocks_0_img_attn_proj.lora_down.weight": ONE}, {}),
-    "lora, diffusers": ("lora", "is a LoRA", {"transformer.transformer_blocks.0.attn.to_k.lora_A.weight": ONE}, {}),
-    "lora, bfl": ("lora", "is a LoRA", {"double_blocks.0.img_attn.qkv.lora_B.weight": ONE,
-                                        "double_blocks.0.img_attn.norm.key_norm.scale": ("BF16", (128,))}, {}),
-    "lokr": ("lora", "is a LoRA", {"lycoris_double_blocks_0_img_mlp_0.lokr_w1": ONE}, {}),
-    "sdxl": ("other", "is a Stable Diffusion", {"model.diffusion_model.input_blocks.0.0.weight": ONE}, {}),
-    "sd3": ("other", "is Stable Diffusion 3", {"joint_blocks.0.x_block.attn.qkv.weight": ONE}, {}),
-    "t5": ("other", "is a T5", {"encoder.block.0.layer.0.SelfAttention.k.weight": ONE}, {}),
-    "clip": ("other", "is a CLIP", {"text_model.encoder.layers.0.mlp.fc1.weight": ONE}, {}),
-    "vae": ("other", "is a VAE", {"decoder.conv_in.weight": ONE}, {}),
-    "redux": ("other", "Redux", {"redux_up.weight": ONE, "redux_down.weight": ONE}, {}),
-    "unrelated": ("other", "its first tensor is a.weight", {"b.weight": ONE, "a.weight": ONE}, {}),
-    "nothing": ("other", "holds no tensors", {}, {"a": "b"}),
-    "part 1": ("incomplete", "if it is one part of several", dict(list(flux().items())[:-100]), {}),
-    "part 2": ("incomplete", "if it is one part of several", dict(list(flux().items())[-100:]), {}),
-    "no inputs": ("incomplete", "lacks a well-formed img_in.weight", {"double_blocks.0.img_mod.lin.weight": ONE}, {}),
-    "a hole": ("incomplete", "lacks 1 of 780 tensors: single_blocks.5.linear2.bias", {
-        k: v for k, v in flux().items() if k != "single_blocks.5.linear2.bias"}, {}),
-    "odd shape": ("other", "txt_in.bias has the shape [5] instead of [3072]",
-                  flux() | {"txt_in.bias": ("BF16", (5,))}, {}),
-    "odd width": ("other", "unknown sizes (width 192)", flux(DEV | {"hidden_size": 192}), {}),
-    "more layers": ("other", "unknown here (extra.weight)", flux() | {"extra.weight": ONE}, {}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_said_of_other_files(tmp_path: Path, case: str) -> None:
-    kind, words, tensors, metadata = REFUSED[case]
-    path = fake(tmp_path / "some model.safetensors", tensors, metadata)
-    check_refusal(path, kind, words)
-    assert "use FLUX.1 dev" in inspect_file(path).reason
-
-
-def check_refusal(path: Path, kind: str, words: str) -> None:
-    info = inspect_file(path)
-    assert (info.kind, info.trainable, info.flux) == (kind, False, None), info
-    assert words in info.reason and str(path) in info.reason and "\n" not in info.reason, info.reason
-    with pytest.raises(ValueError) as caught:
-        require_flux(path)
-    assert str(caught.value) == info.reason
-
-
-def test_kontext_is_told_by_its_file_name(tmp_path: Path) -> None:
-    check_refusal(fake(tmp_path / "flux1-dev-Kontext.safetensors", flux()), "kontext", "is FLUX.1 Kontext")
-
-
 def test_a_few_leftover_numbers_do_no_harm(tmp_path: Path) -> None:
     assert require_flux(fake(tmp_path / "a.safetensors", flux() | {"step": ("F32", (1,))})).params == 11_901_408_320
-
-
-def test_pickled_files(tmp_path: Path) -> None:
-    for name in ("a.pt", "a.ckpt", "a.safetensors"):
-        torch.save({"w": torch.zeros(3)}, tmp_path / name)
-        check_refusal(tmp_path / name, "pickle", "is a pickled checkpoint")
-    torch.save({"w": torch.zeros(3)}, tmp_path / "old.safetensors", _use_new_zipfile_serialization=False)
-    (tmp_path / "plain.bin").write_bytes(pickle.dumps({"w": 1}))
-    check_refusal(tmp_path / "old.safetensors", "pickle", "is a pickled checkpoint")
-    check_refusal(tmp_path / "plain.bin", "pickle", "is a pickled checkpoint")
-
-
-def test_a_header_whose_length_begins_like_a_pickle_is_none(tmp_path: Path) -> None:
-    for length in (0x280, 0x380, 0x480, 0x580):
-        path = tmp_path / "a.sft"
-        header = b'{"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}'
-        path.write_bytes(struct.pack("<Q", length) + header.ljust(length))
-        check_refusal(path, "truncated", "cut short")
-
-
-FIRST_BYTES = {
-    "gguf": ("gguf", b"GGUF\x03\0\0\0" + b"\0" * 100, "is a GGUF file"),
-    "lfs": ("lfs", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 23802932552\n", "git lfs pull"),
-    "html": ("html", b"\n<!DOCTYPE html>\n<html><head></head></html>", "is a web page"),
-    "html, bare": ("html", b"\xef\xbb\xbf<html lang='en'>", "is a web page"),
-    "xml": ("html", b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "is a web page"),
-    "message": ("text", b"Access to model FLUX.1-dev is restricted. You must be authenticated.", "is a text file"),
-    "json": ("text", b'{"error": "Invalid credentials"}', "is a text file"),
-    "index": ("text", b'{\n  "metadata": {"total_size": 1},\n  "weight_map": {}\n}', "is a text file"),
-    "empty": ("empty", b"", "is an empty file"),
-    "noise": ("other", bytes(range(256)), "is not a safetensors file"),
-    "zeros": ("other", b"\0" * 1000, "is not a safetensors file"),
-}
-
-
-@pytest.mark.parametrize("case", FIRST_BYTES)
-def test_files_that_are_no_safetensors_at_all(tmp_path: Path, case: str) -> None:
-    kind, content, words = FIRST_BYTES[case]
-    (tmp_path / "flux1-dev.safetensors").write_bytes(content)
-    check_refusal(tmp_path / "flux1-dev.safetensors", kind, words)
 
 
 def test_a_download_that_was_cut_short(tmp_path: Path) -> None:

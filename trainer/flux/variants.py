@@ -1,60 +1,30 @@
-"""What file is this? Reads headers only, without torch, and says in one line why a file cannot be trained."""
+"""What file is this? Reads headers only, without torch, and says in one line why a file cannot be trained.
+
+``folders.py`` finds the files of a model, ``kinds.py`` names what is no Flux, ``whole.py`` checks what is one against
+``sizes.py`` and ``diffusers_names.py``.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
 import re
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ..header import MAX_HEADER, Header, NotSafetensors, TensorInfo, Truncated, read_header
-from .sizes import HEAD_DIM, shapes_of, sizes_of
+from ..header import Header, NotSafetensors, Truncated, read_header
+from . import kinds
+from .fingerprint import fingerprint
+from .folders import Located, locate
+from .info import USE, FileInfo, refused
+from .whole import whole_flux
 
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "model.", "")
-"""What may stand before the names: all-in-one checkpoints and ComfyUI's own saves, or nothing."""
-DTYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
-"""The dtypes that can be trained, and what we call them."""
-USE = "use FLUX.1 dev, FLUX.1 Krea dev or FLUX.1 schnell as a bf16, f16 or f32 .safetensors file"
-STRAY = 4096
-"""Unknown tensors with fewer elements than this in all are leftovers; with more, they are layers of another model."""
+__all__ = ["FileInfo", "fingerprint", "inspect_file", "require_flux", "text_length"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class FileInfo:
-    """What a file is. What follows ``reason`` is filled in only where ``trainable``."""
-
-    path: str
-    kind: str
-    """``flux`` if it can be trained, else what it is: ``fill``, ``control``, ``kontext``, ``chroma``, ``flux2``,
-    ``controlnet``, ``fp8``, ``nf4``, ``quantized``, ``gguf``, ``diffusers``, ``pickle``, ``lora``, ``lfs``, ``html``,
-    ``text``, ``truncated``, ``incomplete``, ``missing``, ``folder``, ``unreadable``, ``empty`` or ``other``."""
-    trainable: bool = False
-    reason: str = ""
-    """Why it cannot be trained and what to use instead, in one line; empty if it can."""
-    variant: str = ""
-    """``dev`` (guidance-distilled: Krea too) or ``schnell``."""
-    dtype: str = ""
-    """``bf16``, ``f16`` or ``f32``: that of most of its parameters."""
-    params: int = 0
-    """Number of parameters of the Flux in it."""
-    prefix: str = ""
-    """What stands before each of the Flux's names in the file."""
-    norm_suffix: str = "scale"
-    """Last part of the norms' names in the file: ``scale`` (Black Forest Labs) or ``weight`` (ComfyUI from 0.9 on)."""
-    all_in_one: bool = False
-    """Whether the file holds other models (text encoders, VAE) too."""
-    flux: dict[str, Any] | None = None
-    """The fields of ``model.FluxParams``."""
-
-    def tensor_name(self, parameter: str) -> str:
-        """The file's name of a parameter of ``model.Flux``."""
-        if parameter.endswith("_norm.scale"):
-            parameter = parameter[: -len("scale")] + self.norm_suffix
-        return self.prefix + parameter
+MOST = 20_000
+"""More tensors than any Flux has, its text encoders and VAE included."""
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "")
+"""What may stand before the names: all-in-one checkpoints, ComfyUI's and diffusers' own saves, or nothing."""
 
 
 def require_flux(path: str | os.PathLike[str]) -> FileInfo:
@@ -66,181 +36,134 @@ def require_flux(path: str | os.PathLike[str]) -> FileInfo:
 
 
 def text_length(info: FileInfo) -> int:
-    """Tokens of a T5 caption: 512 for dev, 256 for schnell."""
-    return 512 if info.variant == "dev" else 256
+    """Tokens of a T5 caption: 256 for schnell, 512 for the others."""
+    return 256 if info.variant == "schnell" else 512
 
 
 def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
-    """Say what a file is, from its first bytes, header and name. Never raises for a file's sake."""
+    """Say what a file or folder is, from its first bytes, headers and name. Never raises for a file's sake."""
+    info = _inspect(path)
+    # Names within a file may hold anything, line breaks too.
+    return replace(info, reason=_one_line(info.reason), note=_one_line(info.note))
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", text)
+
+
+def _inspect(path: str | os.PathLike[str]) -> FileInfo:
     try:
-        kind, reason = _by_first_bytes(Path(path))
-        if not kind:
-            return _by_header(path, read_header(path))
+        if refusal := kinds.by_name(Path(path)):
+            return refused(path, *refusal)
+        found = locate(Path(path))
+        if refusal := _by_place(Path(path), found):
+            return refused(path, *refusal)
+        for part in found.files:
+            if refusal := kinds.by_first_bytes(part):
+                return refused(part if len(found.files) > 1 else path, *refusal)
+        return _by_header(path, _joined(found), found)
     except Truncated as error:
+        if part := kinds.downloading(Path(path)):
+            return refused(path, "downloading", f"is still being downloaded ({part} is beside it): wait for that")
         kind, reason = "truncated", str(error)
     except NotSafetensors as error:
         kind, reason = "other", f"{error}; {USE}"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         kind, reason = "missing", f"{path} does not exist: choose a Flux .safetensors file"
+        if part := kinds.downloading(Path(path)):
+            kind, reason = "downloading", f"{path} does not exist yet: {part} is a download that is not finished"
     except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError
         problem = getattr(error, "strerror", None) or error
         kind, reason = "unreadable", f"{path} cannot be read ({problem}): check the path and its permissions"
     return FileInfo(path=str(path), kind=kind, reason=reason)
 
 
-def _by_first_bytes(path: Path) -> tuple[str, str]:
-    """Kind and reason of what is no safetensors file; two empty strings if it may be one."""
-    if path.is_dir():
-        return "folder", f"{path} is a folder: choose the Flux .safetensors file itself"
-    with open(path, "rb") as file:
-        start = file.read(512)
-    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if not start:
-        return "empty", f"{path} is an empty file: download it again"
-    if start.startswith(b"version https://git-lfs"):
-        return "lfs", f"{path} is a Git LFS pointer, not the weights: run 'git lfs pull', or download the file itself"
-    if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        return "html", f"{path} is a web page saved under that name: download the file again (log in first if asked to)"
-    if start.startswith(b"GGUF"):
-        return "gguf", f"{path} is a GGUF file, whose weights are quantized and cannot be trained; {USE}"
-    if start.startswith(b"PK\x03\x04") or (start[:1] == b"\x80" and start[1:2] in b"\2\3\4\5" and start[8:9] != b"{"):
-        return "pickle", f"{path} is a pickled checkpoint, which can run code when opened and is not read; {USE}"
-    if not re.search(rb"[\x00-\x08\x0e-\x1f]", start):
-        return "text", f"{path} is a text file, not weights (an error message, or an index?): download the file itself"
-    return "", ""
+def _by_place(path: Path, found: Located) -> kinds.Refusal | None:
+    """What the files beside the weights, or their absence, say."""
+    if found.pipeline and (refusal := _of_pipeline(found.pipeline)):
+        return refusal
+    if found.missing:
+        some = f"{found.missing[0]}{' and others' if len(found.missing) > 1 else ''}"
+        return "incomplete", f"is a model in {len(found.missing) + len(found.files)} parts and lacks {some}:" \
+                             f" put {'them' if len(found.missing) > 1 else 'it'} into the same folder"  # fmt: skip
+    if found.network and found.network != "FluxTransformer2DModel":
+        return "other", f"holds a {found.network} (by its config.json), not a Flux"
+    if found.quantized:
+        return "quantized", f"has weights quantized by {found.quantized} (by its config.json), which cannot be trained"
+    if found.files:
+        return None
+    if not path.is_dir():
+        return "text", "is an index that names no files: choose the .safetensors file itself"
+    inside = sorted(os.listdir(path))
+    if any(name.endswith(".bin") for name in inside):
+        return "pickle", "is a folder of pickled weights (.bin), which can run code when opened and are not read"
+    several = [name for name in inside if name.endswith((".safetensors", ".sft"))]
+    some = f"several .safetensors files: choose one of them, such as {several[0]}" if several else \
+        "no .safetensors weights: choose a Flux file, or the folder with its model_index.json"  # fmt: skip
+    return "folder", f"is a folder with {some}"
 
 
-def _by_header(path: str | os.PathLike[str], header: Header) -> FileInfo:
-    def refuse(kind: str, what: str, instead: str = USE) -> FileInfo:
-        return FileInfo(path=str(path), kind=kind, reason=f"{path} {what}; {instead}")
-
-    names = header.tensors
-    if any(_LORA.search(name) for name in names) and not any(name.endswith(".qweight") for name in names):
-        return refuse("lora", "is a LoRA, not a whole model", "choose the model that it was made for, or " + USE)
-    prefix = next((p for p in PREFIXES if any(n.startswith(p) and _BLOCK.match(n, len(p)) for n in names)), None)
-    if prefix is None:
-        return refuse(*_no_flux(names))
-    inside = {name[len(prefix) :]: t for name, t in names.items() if name.startswith(prefix)}
-    if not prefix:
-        inside = {name: t for name, t in inside.items() if not name.startswith(_OTHER_MODELS)}
-    if refusal := _other_family(inside) or _quantized(inside, header.metadata):
-        return refuse(*refusal)
-    try:
-        flux = sizes_of(inside)
-    except KeyError as error:
-        return refuse("incomplete", f"is no whole Flux (it lacks a well-formed {error.args[0]})", _WHOLE)
-    channels = flux["in_channels"] // 4
-    if channels == 96:
-        return refuse("fill", "is FLUX.1 Fill (96 input channels, not 16), which cannot be trained yet")
-    if channels == 32:
-        return refuse("control", "is FLUX.1 Canny or Depth (32 input channels, not 16), which cannot be trained yet")
-    if channels != 16 or flux["out_channels"] != 64:
-        return refuse("other", f"is a variant of Flux with {channels} input channels instead of 16")
-    if flux["hidden_size"] % HEAD_DIM or flux["mlp_ratio"] != 4:
-        return refuse("other", f"is a variant of Flux of unknown sizes (width {flux['hidden_size']})")
-    suffix = "weight" if any(name.endswith("_norm.weight") for name in inside) else "scale"
-    info = FileInfo(path=str(path), kind="flux", prefix=prefix, norm_suffix=suffix)
-    shapes = {info.tensor_name(name)[len(prefix) :]: shape for name, shape in shapes_of(flux).items()}
-    missing = [name for name in shapes if name not in inside]
-    if missing:
-        lack = f"is no whole Flux (it lacks {len(missing)} of {len(shapes)} tensors: {missing[0]})"
-        return refuse("incomplete", lack, _WHOLE)
-    wrong = next((name for name, shape in shapes.items() if inside[name].shape != shape), None)
-    if wrong:
-        found = f"{list(inside[wrong].shape)} instead of {list(shapes[wrong])}"
-        return refuse("other", f"is no Flux.1: {wrong} has the shape {found}")
-    extra = [name for name in inside if name not in shapes]
-    if sum(inside[name].numel for name in extra) >= STRAY:
-        return refuse("other", f"is a variant of Flux with layers that are unknown here ({extra[0]})")
-    if "kontext" in Path(path).name.lower():
-        return refuse("kontext", "is FLUX.1 Kontext (by its file name), which cannot be trained yet")
-    count = Counter[str]()
-    for name in shapes:
-        count[inside[name].dtype] += inside[name].numel
-    unknown = sorted(set(count) - set(DTYPES))
-    if unknown:
-        return refuse("quantized", f"has weights of type {', '.join(unknown)}, which cannot be trained")
-    return FileInfo(
-        path=str(path), kind="flux", trainable=True, variant="dev" if flux["guidance_embed"] else "schnell",
-        dtype=DTYPES[count.most_common(1)[0][0]], params=sum(count.values()), prefix=prefix, norm_suffix=suffix,
-        all_in_one=any(name.startswith(_OTHER_MODELS) for name in names), flux=flux,
-    )  # fmt: skip
+def _of_pipeline(name: str) -> kinds.Refusal | None:
+    by = f"(by its model_index.json: {name})"
+    if "Kontext" in name:
+        return "kontext", f"is FLUX.1 Kontext {by}, which cannot be trained yet"
+    if "Flux2" in name:
+        return "flux2", f"is FLUX.2 {by}, whose architecture is another and cannot be trained yet"
+    if "Chroma" in name:
+        return "chroma", f"is Chroma {by}, whose architecture is another and cannot be trained yet"
+    return None if "Flux" in name else ("other", f"is another model than Flux {by}")
 
 
-_WHOLE = "if it is one part of several, get all in one file; else " + USE
+def _joined(found: Located) -> Header:
+    """One header of all parts; the places in it are those within the tensor's own file."""
+    headers = [read_header(file) for file in found.files]
+    if len(headers) == 1:
+        return headers[0]
+    tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
+    metadata = {key: value for header in headers for key, value in header.metadata.items()}
+    return Header(tensors, metadata, 0, sum(header.size for header in headers))
+
+
 _BLOCK = re.compile(r"(double|single)_blocks\.\d+\.")
-_LORA = re.compile(r"(^|\.)lora_|\.(hada_w|lokr_w|dora_scale)")
+_DIFFUSERS_BLOCK = re.compile(r"(single_)?transformer_blocks\.\d+\.(attn\.|norm1_context\.)")
 _OTHER_MODELS = ("vae.", "first_stage_model.", "text_encoders.", "cond_stage_model.", "conditioner.")
 
 
-def _other_family(inside: dict[str, TensorInfo]) -> tuple[str, str] | None:
-    """Kind and description of models that share Flux's blocks."""
-    if any(name.startswith("double_stream_modulation_img.") for name in inside):
-        return "flux2", "is FLUX.2, whose architecture is another and cannot be trained yet"
-    if any(name.startswith(("distilled_guidance_layer.", "nerf_")) for name in inside):
-        return "chroma", "is Chroma, whose architecture is another and cannot be trained yet"
-    if any(name.startswith(("controlnet_", "input_hint_block.", "pos_embed_input.")) for name in inside):
-        return "controlnet", "is a ControlNet for Flux, not the model itself"
+def _by_header(path: str | os.PathLike[str], header: Header, found: Located) -> FileInfo:
+    names = header.tensors
+    if called := kinds.lora(names):
+        instead = "choose the model that it was made for, and add it to that with Merge LoRA; else "
+        return refused(path, "lora", f"is {called}, not a whole model", instead + USE)
+    if len(names) > MOST:
+        return refused(path, "other", f"holds {len(names):,} tensors, and no Flux has so many")
+    layout = _layout(names)
+    if layout is None:
+        return refused(path, *(kinds.quantized(names, {}) or kinds.other_family(names) or kinds.other(names)))
+    prefix, diffusers = layout
+    inside = {name[len(prefix) :]: t for name, t in names.items() if name.startswith(prefix)}
+    if not prefix:
+        inside = {name: t for name, t in inside.items() if not name.startswith(_OTHER_MODELS)}
+    if refusal := kinds.other_family(inside) or kinds.quantized(inside, header.metadata):
+        return refused(path, *refusal)
+    suffix = "weight" if any(name.endswith("_norm.weight") for name in inside) else "scale"
+    all_in_one = any(name.startswith(_OTHER_MODELS) for name in names)
+    info = FileInfo(path=str(path), kind="flux", prefix=prefix, norm_suffix=suffix, diffusers=diffusers,
+                    all_in_one=all_in_one)  # fmt: skip
+    return whole_flux(info, inside, header.metadata)
+
+
+def _layout(names: Collection[str]) -> tuple[str, bool] | None:
+    """What stands before the names, and whether they are diffusers'; None: there are no blocks of a Flux."""
+    for diffusers, block in ((False, _BLOCK), (True, _DIFFUSERS_BLOCK)):
+        for prefix in PREFIXES:
+            if any(name.startswith(prefix) and block.match(name, len(prefix)) for name in names):
+                ours = not diffusers or _may_be_flux({name.removeprefix(prefix) for name in names})
+                return (prefix, diffusers) if ours else None
     return None
 
 
-def _quantized(inside: dict[str, TensorInfo], metadata: dict[str, str]) -> tuple[str, str] | None:
-    """Kind and description of weights that were rounded to few bits."""
-    dtypes = {t.dtype for name, t in inside.items() if name.endswith(".weight")}
-    if any(".absmax" in name or "bitsandbytes" in name for name in inside):
-        return "nf4", "has NF4 weights (bitsandbytes, 4 bits), which cannot be trained"
-    marks = (".scale_weight", ".weight_scale", ".comfy_quant", "scaled_fp8")
-    scaled = "_quantization_metadata" in metadata or any(name.endswith(marks) for name in inside)
-    if any(dtype.startswith("F8_") for dtype in dtypes) and "U8" not in dtypes:
-        return "fp8", f"has {'scaled ' if scaled else ''}fp8 weights (8 bits), which cannot be trained"
-    if scaled or dtypes - set(DTYPES) - {"F64"} or any(name.endswith(".qweight") for name in inside):
-        return "quantized", "has quantized weights, which cannot be trained"
-    return None
-
-
-def _no_flux(names: dict[str, TensorInfo]) -> tuple[str, str]:
-    """Kind and description of a file without Flux's blocks."""
-    if any(name.endswith(".qweight") for name in names):
-        return "quantized", "has quantized weights, which cannot be trained"
-    if any(".attn.to_qkv_mlp_proj." in name for name in names):
-        return "flux2", "is FLUX.2 under diffusers' names, which cannot be trained yet"
-    if any("transformer_blocks." in name and ".attn" in name for name in names):
-        return "diffusers", "has diffusers' names; the same weights exist under Black Forest Labs' names in one file"
-    for pattern, what in _OTHERS:
-        if any(re.search(pattern, name) for name in names):
-            return "other", f"is {what}, not a Flux"
-    return "other", f"holds no Flux (its first tensor is {min(names)})" if names else "holds no tensors"
-
-
-_OTHERS = (
-    (r"(^|\.)input_blocks\.0\.0\.weight$", "a Stable Diffusion 1, 2 or XL checkpoint"),
-    (r"(^|\.)joint_blocks\.0\.", "Stable Diffusion 3"),
-    (r"(^|\.)redux_up\.", "the FLUX.1 Redux adapter"),
-    (r"(^|\.)encoder\.block\.0\.layer\.", "a T5 text encoder"),
-    (r"(^|\.)text_model\.encoder\.", "a CLIP text encoder"),
-    (r"(^|\.)decoder\.(conv_in|up\.0|up_blocks\.0)\.", "a VAE"),
-)
-
-
-def fingerprint(path: str | os.PathLike[str], samples: int = 256, sample_bytes: int = 16 * 1024) -> str:
-    """SHA-256 (hex) of a file's size, its header and ``samples`` evenly spread pieces: 4 MB read, of any size.
-
-    Files up to that size are read whole. Tells one model from another, and a training from its origin; not a proof that
-    no byte differs. Works for any file. Raises ``OSError`` if it cannot be read.
-    """
-    size = os.path.getsize(path)
-    digest = hashlib.sha256(f"{size}\n".encode())
-    with open(path, "rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        digest.update(start)
-        if length <= MAX_HEADER and 8 + length <= size:
-            digest.update(file.read(length))
-        first = file.tell()
-        if size - first <= samples * sample_bytes:
-            digest.update(file.read())
-        else:
-            for i in range(samples):
-                file.seek(first + math.floor((size - first - sample_bytes) * i / (samples - 1)))
-                digest.update(file.read(sample_bytes))
-    return digest.hexdigest()
+def _may_be_flux(names: Collection[str]) -> bool:
+    """Whether diffusers' names of a transformer are a Flux's: others have ``transformer_blocks`` too."""
+    if any(name.startswith(("joint_transformer_blocks.", "pos_embed.")) for name in names):
+        return False
+    return any(name.startswith(("single_transformer_blocks.", "x_embedder.")) for name in names)

@@ -25,9 +25,10 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 _KEPT_FOLLOWERS = 4
 _KEPT_STATUSES = 500
 
-NOTABLE = ("saved", "save_failed", "checkpoint", "exported", "out_of_memory", "rolled_back", "spike", "lr")
+NOTABLE = ("saved", "save_failed", "checkpoint", "checkpoint_failed", "exported", "out_of_memory", "rolled_back",
+           "spike", "lr")
 """Events that a reader is told of as they happened."""
-_TOLD = ("n", "type", "step", "error", "seconds", "loss", "usual", "lr", "file", "updated", "stages")
+_TOLD = ("n", "type", "step", "error", "seconds", "loss", "usual", "lr", "file", "updated", "stages", "why")
 BACK = ("resumed", "rolled_back")
 """Events after which later steps are of a lost past."""
 LOW_DISK = 2e9

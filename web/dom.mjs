@@ -42,3 +42,23 @@ export function setMinHeight(element, pixels) {
   element.style.minHeight = `${pixels}px`
   element.style.setProperty('--comfy-widget-min-height', `${pixels}px`)
 }
+
+/** A button with a text; `tip` is shown on hover and read aloud. */
+export function button(className, text, tip, onClick) {
+  const element = make('button', className, text)
+  element.type = 'button'
+  if (tip) element.title = tip
+  element.addEventListener('click', onClick)
+  return element
+}
+
+/**
+ * Keep what is typed and pasted into the fields of `root` from the canvas, whose shortcuts listen on the whole page.
+ */
+export function keepTyping(root) {
+  for (const type of ['keydown', 'keyup', 'keypress', 'paste', 'copy', 'cut']) {
+    root.addEventListener(type, (event) => {
+      if (event.composedPath()[0]?.matches?.('input, textarea, select, [data-keys]')) event.stopPropagation()
+    })
+  }
+}

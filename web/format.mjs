@@ -34,3 +34,17 @@ export function duration(value) {
   if (hours < 24) return `${hours} h ${String(minutes % 60).padStart(2, '0')} min`
   return `${Math.floor(hours / 24)} d ${hours % 24} h`
 }
+
+/** Bytes as people count them: "850 KB", "5.2 GB". */
+export function bytes(value) {
+  if (typeof value !== 'number' || !(value >= 0)) return ''
+  const units = ['B', 'KB', 'MB', 'GB', 'TB']
+  let unit = 0
+  while (value >= 999.5 && unit < units.length - 1) [value, unit] = [value / 1000, unit + 1]
+  return `${unit && value < 9.95 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`
+}
+
+/** "23.1 GB" of a number of GiB or GB as the worker gives them. Empty for what is no number. */
+export function gigabytes(value) {
+  return typeof value === 'number' && value >= 0 ? `${value < 99.5 ? value.toFixed(1) : Math.round(value)} GB` : ''
+}

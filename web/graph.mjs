@@ -38,6 +38,16 @@ export function isPlaceOf(place, node) {
   return isGiven(place.workflow_id) ? place.workflow_id === rootGraph()?.id : leadsTo(node, place.run)
 }
 
+/** The graph that is looked at: a subgraph that was opened, else the whole. */
+export function openGraph() {
+  return app.canvas?.graph ?? rootGraph()
+}
+
+export function openWorkflowId() {
+  const id = rootGraph()?.id
+  return isGiven(id) ? id : ''
+}
+
 /** Workflows that were never saved may have no id, or one of zeros. */
 function isGiven(id) {
   return Boolean(id) && /[1-9a-f]/.test(id)

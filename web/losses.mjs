@@ -1,7 +1,7 @@
 // The loss curve as data: steps merged into bins, smoothing, the range to show. No DOM here.
 //
-// A bin is [step, mean, low, high, count]: `count` steps that end at `step`. The server sends such bins
-// (nodes/follow.py) and each live step is a bin of one.
+// A bin is [step, mean, low, high, count, lr]: `count` steps that end at `step`, whose learning rate was `lr`. The server
+// sends such bins (nodes/follow.py) and each live step is a bin of one.
 
 /** More bins than this are merged in pairs: about two for each pixel of a wide panel. */
 export const MOST_BINS = 2000
@@ -39,15 +39,16 @@ export class Losses {
 }
 
 function mergeBins(bins) {
-  let [step, sum, low, high, total] = [0, 0, Infinity, -Infinity, 0]
+  let [step, sum, low, high, total, rate] = [0, 0, Infinity, -Infinity, 0, undefined]
   for (const bin of bins) {
     step = bin[0]
+    rate = bin[5]
     sum += bin[1] * bin[4]
     low = Math.min(low, bin[2])
     high = Math.max(high, bin[3])
     total += bin[4]
   }
-  return [step, sum / total, low, high, total]
+  return [step, sum / total, low, high, total, rate]
 }
 
 /**
@@ -68,6 +69,27 @@ export function smooth(bins, share) {
 export function smoothingShare(bins) {
   const steps = bins.reduce((sum, bin) => sum + bin[4], 0)
   return Math.max(0.9, 1 - 200 / Math.max(1, steps))
+}
+
+/** The part of `bins` inside [first, last], with one bin beyond each end: the indices [from, to) of it. */
+export function inside(bins, first, last) {
+  let from = bins.findIndex((bin) => bin[0] >= first)
+  if (from < 0) from = bins.length
+  let to = bins.length
+  while (to > from && bins[to - 1][0] > last) to--
+  return [Math.max(0, from - 1), Math.min(bins.length, to + 1)]
+}
+
+/** The index of the bin that is nearest to `step`; -1: there is none. */
+export function nearest(bins, step) {
+  let [low, high] = [0, bins.length - 1]
+  while (low < high) {
+    const middle = (low + high) >> 1
+    if (bins[middle][0] < step) low = middle + 1
+    else high = middle
+  }
+  if (low > 0 && bins[low] && step - bins[low - 1][0] < bins[low][0] - step) low--
+  return bins.length ? low : -1
 }
 
 /**

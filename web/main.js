@@ -3,8 +3,11 @@
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
 
+import { watchDrops } from './drop.mjs'
 import { dropProgressPicture, executionId, TRAIN_STEPS } from './graph.mjs'
+import { watchRuns } from './notices.mjs'
 import { attachPanel } from './panel.mjs'
+import { registerTab } from './runs_tab.mjs'
 import { linesOf, showLines } from './said.mjs'
 
 /** Nodes of the prompt that runs now that ComfyUI's cache answered for: it sends again what they said long ago. */
@@ -14,7 +17,12 @@ api.addEventListener('execution_cached', ({ detail }) => {
 })
 
 app.registerExtension({
-  name: 'FluxFFT',
+  name: 'fluxfullfinetune.panel',
+  setup() {
+    registerTab()
+    watchRuns()
+    watchDrops()
+  },
   nodeCreated(node) {
     if (!node.comfyClass?.startsWith('FluxFFT')) return
     const panel = node.comfyClass === TRAIN_STEPS ? attachPanel(node) : null

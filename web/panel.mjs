@@ -1,16 +1,18 @@
-// The panel on a Train Steps node: a DOM widget that shows one run and offers Pause and Stop.
+// The panel on a Train Steps node: a DOM widget that shows one run, live, and what can be done with it.
 
+import { resume } from './actions.mjs'
 import { LossChart } from './chart.mjs'
-import { addDisplay, make, setMinHeight, setText } from './dom.mjs'
-import { count, duration, figure, seconds } from './format.mjs'
+import { showLog } from './dialog.mjs'
+import { addDisplay, button, keepTyping, make, setMinHeight, setText } from './dom.mjs'
+import { BUSY, FACTS, factsOf, hintOf, RESUMABLE, stateOf } from './facts.mjs'
 import { isPlaceOf, keepRun, keptRun, leadsTo, runNamedUpstream } from './graph.mjs'
 import { runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
 import { STYLE } from './style.mjs'
+import { Tools } from './tools.mjs'
 
-const WIDTH = 340
-const HEIGHT = 312
-const BUSY = ['preparing', 'training', 'held']
+const WIDTH = 360
+const HEIGHT = 384
 
 /** Give `node` its panel. Returns it. */
 export function attachPanel(node) {
@@ -84,27 +86,22 @@ class Panel {
     // Nodes 2.0 watches the size of what is in a node: this root takes the size it is given and passes none on.
     Object.assign(this.element.style, { width: '100%', height: '100%', contain: 'layout size' })
     setMinHeight(this.element, HEIGHT)
-    const root = this.element.attachShadow({ mode: 'open' })
-    const style = make('style', '', STYLE)
+    this.root = this.element.attachShadow({ mode: 'open' })
+    keepTyping(this.root)
     this.box = make('section', 'panel')
-
-    this.state = make('span', 'state')
-    this.state.setAttribute('role', 'status')
-    this.runName = make('span', 'run-name')
-    this.pause = this._button('pause', TEXT.pause, TEXT.pauseTip)
-    this.stop = this._button('stop', TEXT.stop, TEXT.stopTip)
-    const head = make('header')
-    head.append(make('i', 'dot'), this.state, this.runName, this.pause, this.stop)
+    this.box.setAttribute('aria-label', 'Flux Full Fine-Tune')
 
     this.progress = make('div', 'progress')
     this.progress.setAttribute('role', 'progressbar')
     this.bar = make('i')
     this.progress.append(this.bar)
     this.chart = new LossChart()
+    this.tools = new Tools(() => this.name)
+    this.chart.element.append(this.tools.overlay)
 
     this.facts = {}
     const facts = make('dl')
-    for (const key of ['step', 'smoothed', 'perStep', 'left']) {
+    for (const key of FACTS) {
       this.facts[key] = make('dd')
       const group = make('div')
       group.append(this.facts[key], make('dt', '', TEXT[key]))
@@ -112,23 +109,30 @@ class Panel {
     }
     this.line = make('p', 'line')
     this.hint = make('p', 'hint')
-    this.box.append(head, this.progress, this.chart.element, facts, this.line, this.hint)
-    root.append(style, this.box)
+    this.log = button('worker-log link', TEXT.log, TEXT.logTip, () => showLog(this.root, this.name))
+    const words = make('div', 'words')
+    words.append(this.line, this.hint, this.log)
+    this.box.append(this._head(), this.progress, this.chart.element, facts, this.tools.element, words)
+    this.root.append(make('style', '', STYLE), this.box)
   }
 
-  _button(action, text, tip) {
-    const button = make('button', action, text)
-    button.type = 'button'
-    button.title = tip
-    button.addEventListener('click', () => this.name && runs.ask(this.name, action))
-    return button
+  _head() {
+    this.state = make('span', 'state')
+    this.state.setAttribute('role', 'status')
+    this.runName = make('span', 'run-name')
+    const ask = (action) => () => this.name && runs.ask(this.name, action)
+    this.pause = button('pause', TEXT.pause, TEXT.pauseTip, ask('pause'))
+    this.resume = button('resume', TEXT.resume, TEXT.resumeTip, () => this.name && resume(this.name))
+    this.stop = button('stop', TEXT.stop, TEXT.stopTip, ask('stop'))
+    const head = make('header')
+    head.append(make('i', 'dot'), this.state, this.runName, this.pause, this.resume, this.stop)
+    return head
   }
 
   _render() {
     const run = runs.get(this.name)
     const status = run?.status ?? {}
-    // Paused by the graph itself, which will go on: for the pictures of a preview.
-    const state = status.state === 'paused' && run.held && !run.request ? 'held' : (status.state ?? 'none')
+    const state = stateOf(run)
     this.box.dataset.state = runs.online ? state : 'offline'
     setText(this.state, TEXT.states[state] ?? state)
     setText(this.runName, run ? this.name : '')
@@ -137,50 +141,35 @@ class Panel {
     const busy = BUSY.includes(state)
     if (busy) this.said = ''
     const asked = run?.request ?? ''
+    this.resume.hidden = busy || !RESUMABLE.includes(state)
+    this.pause.hidden = !this.resume.hidden
+    this.resume.disabled = !runs.online || asked === 'stop'
     this.pause.disabled = !runs.online || !busy || asked !== ''
     this.stop.disabled = !runs.online || !(busy || state === 'paused' || status.worker) || asked === 'stop'
+    this.tools.render(run, state, runs.online)
 
-    const { step = 0, target = 0 } = status
-    const share = target > 0 ? Math.min(1, step / target) : 0
+    const share = status.target > 0 ? Math.min(1, status.step / status.target) : 0
     this.bar.style.width = `${share * 100}%`
     this.progress.setAttribute('aria-valuenow', String(Math.round(share * 100)))
 
-    const loss = this.chart.draw(run?.losses.bins ?? [])
-    setText(this.facts.step, run ? (target ? `${count(step)} / ${count(target)}` : count(step)) : '')
-    setText(this.facts.smoothed, figure(loss ?? status.loss))
-    setText(this.facts.perStep, seconds(status.seconds_per_step))
-    setText(this.facts.left, busy ? duration(status.seconds_left) : '')
+    const loss = this.chart.draw(run?.losses.bins ?? [], run?.validation)
+    for (const [key, text] of Object.entries(factsOf(status, loss, busy))) setText(this.facts[key], text)
     this._say(run, state, asked)
   }
 
   /** The last lines: what went wrong, else what was asked for, what it does, what the node said; what to do next. */
   _say(run, state, asked) {
-    const error = run?.requestFailed || (['failed', 'interrupted'].includes(state) && run?.status?.error) || ''
+    const broken = ['failed', 'interrupted'].includes(state)
+    const error = run?.requestFailed || (broken && run?.status?.error) || ''
     const done = { pause: 'paused', stop: 'stopped' }[asked] === state
     const wish = done ? '' : { pause: TEXT.pausing, stop: TEXT.stopping }[asked]
-    const now = runs.online ? error || wish || run?.note || '' : TEXT.offline
-    const hint = now ? '' : this._hint(run?.status, state)
+    const now = runs.online ? error || wish || run?.told || run?.note || '' : TEXT.offline
+    const hint = now ? '' : hintOf(run, state)
     const text = now || this.said || hint
     this.line.classList.toggle('is-error', error !== '' && text === error)
     setText(this.line, text)
     this.line.title = text
     setText(this.hint, text === hint ? '' : hint)
+    this.log.hidden = !broken
   }
-
-  _hint(status, state) {
-    if (state === 'training') return savingHint(status)
-    if (state === 'interrupted') return TEXT.goesOnFrom(count(status.resume_step ?? 0))
-    if (state === 'finished') return TEXT.atTarget(count(status.target), Boolean(status.worker))
-    return TEXT.hints[state] ?? ''
-  }
-}
-
-/** When the run was saved, and when it will be. */
-function savingHint(status) {
-  const last = status.save_point_step ? TEXT.saved(count(status.save_point_step)) : TEXT.unsaved
-  const times = []
-  const before = (seconds) => !Number.isFinite(status.seconds_left) || seconds < status.seconds_left
-  if (Number.isFinite(status.save_in) && before(status.save_in)) times.push(TEXT.saveIn(duration(status.save_in)))
-  if (status.save_at && status.save_at < status.target) times.push(TEXT.saveAt(count(status.save_at)))
-  return TEXT.nextSave(last, times)
 }

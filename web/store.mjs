@@ -7,8 +7,13 @@ import { Losses } from './losses.mjs'
 import { TEXT } from './strings.mjs'
 
 const EVENT = 'flux_fft.event'
+/** Milliseconds for which the outcome of a request is shown. */
+const TOLD = 8000
 
-/** One run: `status` as the server gives it, how far its events are known (`n`), and the newest that came (`seen`). */
+/**
+ * One run: `status` as the server gives it, how far its events are known (`n`), and the newest that came (`seen`);
+ * what was asked of it (`request`), why that failed, or what came of it (`told`).
+ */
 class Run {
   constructor(name) {
     this.name = name
@@ -18,9 +23,11 @@ class Run {
     this.note = ''
     this.held = false
     this.losses = new Losses()
+    this.validation = []
     this.samples = []
     this.request = ''
     this.requestFailed = ''
+    this.told = ''
   }
 }
 
@@ -54,6 +61,7 @@ class Runs extends EventTarget {
       if (!snapshot || snapshot.n < run.seen) return
       run.n = run.seen = snapshot.n
       run.losses.replace(snapshot.losses)
+      run.validation = snapshot.validation ?? []
       run.samples = snapshot.samples
       this._settle(run, snapshot.status, snapshot)
     })
@@ -61,21 +69,51 @@ class Runs extends EventTarget {
 
   /** Ask the worker of a run to pause or stop. `run.request` holds the wish until the run has followed it. */
   async ask(name, action) {
-    const run = this._make(name)
-    run.request = action
-    run.requestFailed = ''
-    this._changed(run)
-    let failed = TEXT.notReached
+    const run = this.wish(name, action)
     try {
-      const answer = await api.fetchApi(`${address(name)}/${action}`, { method: 'POST' })
-      failed = answer.ok ? '' : ((await answer.json()).error ?? failed)
-    } catch {
-      // The server is away: `failed` says so.
+      await this.post(name, action)
+    } catch (error) {
+      run.requestFailed = error.message
+      run.request = ''
+      this.changed(run)
+      return
     }
-    run.requestFailed = failed
-    if (failed) run.request = ''
-    this._changed(run)
-    if (!failed) await this.load(name)
+    this.changed(run)
+    await this.load(name)
+  }
+
+  /** Note what is asked of a run. */
+  wish(name, action, told = '') {
+    const run = this._make(name)
+    Object.assign(run, { request: action, requestFailed: '', told })
+    this.changed(run)
+    return run
+  }
+
+  /** Note what came of it: a line to show, or an `error`. */
+  tell(name, told, error = null) {
+    const run = this._make(name)
+    Object.assign(run, { request: '', requestFailed: error?.message ?? '', told })
+    this.changed(run)
+    if (told) setTimeout(() => run.told === told && this.changed(Object.assign(run, { told: '' })), TOLD)
+  }
+
+  /** POST `body` to a route of the run. Resolves to the answer; rejects with one line that says why not. */
+  async post(name, action, body = {}) {
+    return answerOf(api.fetchApi(`${address(name)}/${action}`, {
+      method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body),
+    }))
+  }
+
+  /** GET a route of the run: "details", "graph", "log". Rejects with one line. */
+  async fetch(name, what) {
+    return answerOf(api.fetchApi(`${address(name)}/${what}`))
+  }
+
+  /** A run was deleted. */
+  forget(name) {
+    this.byName.delete(name)
+    this.dispatchEvent(new CustomEvent('change', { detail: name }))
   }
 
   _make(name) {
@@ -91,15 +129,19 @@ class Runs extends EventTarget {
     // A run that was deleted and made anew counts its events anew.
     if (run.status && run.status.uid !== event.uid) run.n = run.seen = -1
     const missed = event.reset || event.since > run.n
+    const before = run.status?.state
     if (event.n >= run.seen) {
       run.seen = event.n
       if (!missed) {
         run.losses.append(event.losses)
+        const known = run.validation.length ? run.validation[run.validation.length - 1][0] : -Infinity
+        run.validation.push(...(event.validation ?? []).filter(([step]) => step > known))
         run.n = event.n
       }
       this._settle(run, event, event)
+      this.dispatchEvent(new CustomEvent('news', { detail: { run, before, happened: event.happened ?? [] } }))
     }
-    if (missed) this.load(event.run)
+    if (missed || event.sampled) this.load(event.run)
   }
 
   _settle(run, status, about) {
@@ -108,11 +150,13 @@ class Runs extends EventTarget {
     run.held = about.held === true
     const moves = ['preparing', 'training'].includes(status.state)
     const stopsYet = run.request === 'stop' && status.state === 'paused'
-    if (!moves && !run.held && !stopsYet) run.request = ''
-    this._changed(run)
+    const waits = run.request === 'resume' && !moves
+    if (!moves && !run.held && !stopsYet && !waits) run.request = ''
+    if (moves && run.request === 'resume') run.request = ''
+    this.changed(run)
   }
 
-  _changed(run) {
+  changed(run) {
     this.dispatchEvent(new CustomEvent('change', { detail: run.name }))
   }
 
@@ -135,6 +179,18 @@ class Runs extends EventTarget {
       return null // the server is away: 'reconnected' will ask again
     }
   }
+}
+
+async function answerOf(asked) {
+  const answer = await asked.catch(() => null) // the server is away
+  const said = await answer?.json().catch(() => null)
+  if (!answer?.ok) throw new Error(said?.error ?? TEXT.notReached)
+  return said
+}
+
+/** Where a picture of a run is; `side`: a small one of about so many pixels. */
+export function pictureOf(name, file, side = 0) {
+  return api.apiURL(`${address(name)}/samples/${encodeURIComponent(file)}${side ? `?side=${side}` : ''}`)
 }
 
 function address(name) {

@@ -69,7 +69,7 @@ class Canvas:
     def wait_ready(self) -> None:
         """Until the frontend has loaded the pack's extension and drawn its first graph."""
         self.page.wait_for_function(
-            "() => window.app?.canvas?.graph && window.app.extensions.some((e) => e.name === 'FluxFFT')")
+            "() => window.app?.canvas?.graph && window.app.extensions.some((e) => e.name === 'fluxfullfinetune.panel')")
         self.page.wait_for_timeout(1500)  # it loads its default or last graph after that
 
     def reload(self) -> None:

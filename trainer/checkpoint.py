@@ -6,24 +6,48 @@ converted) and ``trainer.json`` with the counters. Everything streams in chunks.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from . import files
+from .config import LoraConfig
+from .files import Damaged
+from .flux.intake import open_source
 from .flux.variants import FileInfo
-from .memory.arena import CHUNK, Group, Piece
-from .optim.base import load_master_, master
+from .memory.arena import CHUNK, Group, Piece, aligned
+from .memory.averaged import needed
+from .optim.base import averaged, load_master_, master
+from .savepoints import Source, verify
 from .walk import Stage
-from .weights import Entry, TensorFile, check_space, dtype_name, read_header, write_safetensors
+from .weights import (
+    Entry,
+    NotSafetensors,
+    TensorFile,
+    Truncated,
+    check_space,
+    dtype_name,
+    file_bytes,
+    read_header,
+    size_of,
+)
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 """The precisions of an export."""
+HANDS = 4
+"""Files of a state that are written, or read, at once: while one of them is hashed, another moves."""
+T = TypeVar("T")
+R = TypeVar("R")
+Read = Callable[[str, int, int], Tensor]
+"""Gives the elements from one place to another of a parameter's flat values."""
 
 
 def _groups(stages: Sequence[Stage]) -> Iterator[tuple[Stage, Group]]:
@@ -32,16 +56,24 @@ def _groups(stages: Sequence[Stage]) -> Iterator[tuple[Stage, Group]]:
             yield stage, group
 
 
-def load_weights(stages: Sequence[Stage], path: str, info: FileInfo) -> None:
-    """Fill the arenas from a Flux file; what bf16 cannot hold of a finer file goes into the masters' residuals."""
-    with TensorFile(path) as file:
-        for _, group in _groups(stages):
-            for piece in group.pieces:
-                name, numel = info.tensor_name(piece.name), piece.parameter.numel()
-                for start in range(0, numel, CHUNK):
-                    values = file.read(name, start, min(start + CHUNK, numel)).float()
-                    place = slice(piece.start + start, piece.start + start + values.numel())
-                    load_master_(group.home["weight"][place], _residual(group, place), values)
+def load_weights(stages: Sequence[Stage], path: str, info: FileInfo, loras: Sequence[LoraConfig] = ()) -> None:
+    """Fill the arenas from a Flux's files, with LoRAs merged in.
+
+    What bf16 cannot hold of a finer file, or of the sum with a LoRA, goes into the masters' residuals.
+    """
+    with open_source(path, info, loras) as source:
+        _fill(stages, source.read)
+
+
+def _fill(stages: Sequence[Stage], read: Read) -> None:
+    """Have the masters of all parameters be what ``read`` gives."""
+    for _, group in _groups(stages):
+        for piece in group.pieces:
+            numel = piece.parameter.numel()
+            for start in range(0, numel, CHUNK):
+                values = read(piece.name, start, min(start + CHUNK, numel)).float()
+                place = slice(piece.start + start, piece.start + start + values.numel())
+                load_master_(group.home["weight"][place], _residual(group, place), values)
 
 
 def _residual(group: Group, place: slice) -> dict[str, Tensor]:
@@ -49,22 +81,30 @@ def _residual(group: Group, place: slice) -> dict[str, Tensor]:
     return {name: t[place] for name, t in group.storage.items() if name == "residual"}
 
 
-def export_entries(stages: Sequence[Stage], dtype: str) -> list[Entry]:
-    """Every parameter under its own name, cast from its exact master to ``dtype`` (``bf16``, ``f16``, ``f32``)."""
+def export_entries(stages: Sequence[Stage], dtype: str, *, ema: bool = False) -> list[Entry]:
+    """Every parameter under its own name, cast from its exact master to ``dtype`` (``bf16``, ``f16``, ``f32``).
+
+    ``ema``: from the running average of it.
+    """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}")
     return [
-        Entry(piece.name, dtype_name(DTYPES[dtype]), tuple(piece.parameter.shape), partial(_masters, group, piece))
+        Entry(piece.name, dtype_name(DTYPES[dtype]), tuple(piece.parameter.shape), partial(_masters, group, piece, ema))
         for _, group in _groups(stages)
         for piece in group.pieces
     ]
 
 
-def _masters(group: Group, piece: Piece) -> Iterator[Tensor]:
+def _masters(group: Group, piece: Piece, ema: bool) -> Iterator[Tensor]:
     end = piece.start + piece.parameter.numel()
     for start in range(piece.start, end, CHUNK):
         place = slice(start, min(start + CHUNK, end))
-        yield master(group.current[place].cpu(), _residual(group, place))
+        if not ema:
+            yield master(group.current[place].cpu(), _residual(group, place))
+            continue
+        whole = slice(start, aligned(place.stop))
+        storage = needed(group.home_slice(group.home, whole.start, whole.stop))
+        yield averaged(group.current[whole].cpu(), storage)[: place.stop - place.start]
 
 
 def _state_tensors(group: Group) -> dict[str, Tensor]:
@@ -87,42 +127,102 @@ def _chunks(flat: Tensor) -> Iterator[Tensor]:
         yield flat[start : start + CHUNK].cpu()
 
 
-def save_state(stages: Sequence[Stage], directory: Path, *, step: int, rollbacks: int) -> None:
-    """Write weights, residuals, moments and counters into ``directory``, which exists.
+def save_state(stages: Sequence[Stage], directory: Path, counters: Mapping[str, int]) -> dict[str, str]:
+    """Write weights, residuals, moments and ``counters`` into ``directory``, which exists; all is on the disk then.
 
-    Raises ``weights.DiskFull`` before anything is written if there is no room for all of it.
+    Returns the SHA-256 of each file, hashed beside the writing. Raises ``DiskFull`` before anything is written if there
+    is no room for all of it, and ``OSError`` for what happens on the way.
     """
-    files: list[tuple[Stage, list[Entry]]] = []
+    parts: list[tuple[Path, list[Entry], dict[str, str]]] = []
     for stage in stages:
         tensors = {k: t for group in stage.arena.groups for k, t in _state_tensors(group).items()}
         entries = [Entry(k, dtype_name(t.dtype), tuple(t.shape), partial(_chunks, t)) for k, t in tensors.items()]
-        files.append((stage, entries))
-    # The folder has a name for the time being; the one that it lies in is known to the user.
-    check_space(directory.parent, sum(e.nbytes for _, entries in files for e in entries))
-    for stage, entries in files:
         about = {"layout": _layout(stage), "groups": _labels(stage)}
-        write_safetensors(directory / f"{stage.name}.safetensors", entries, about)
-    with open(directory / "trainer.json", "w", encoding="utf-8") as file:
-        json.dump({"step": step, "rollbacks": rollbacks, "stages": [s.name for s in stages]}, file)
-        file.flush()
-        os.fsync(file.fileno())
+        parts.append((directory / f"{stage.name}.safetensors", entries, about))
+    # The folder has a name for the time being; the one that it lies in is known to the user.
+    check_space(directory.parent, sum(size_of(entries, about) for _, entries, about in parts))
+    hashes = _all_at_once(lambda part: _write(part[0], file_bytes(*part[1:])), parts)
+    written = {path.name: hashed for (path, *_), hashed in zip(parts, hashes, strict=True)}
+    told = json.dumps({**counters, "stages": [s.name for s in stages]}).encode()
+    return {**written, "trainer.json": _write(directory / "trainer.json", [told])}
 
 
-def load_state(stages: Sequence[Stage], directory: Path) -> int:
-    """Fill the arenas, which are parked, from what ``save_state`` wrote and return its step.
+def _write(path: Path, parts: Iterable[bytes | memoryview]) -> str:
+    """Make a file of the parts, on the disk when this returns, and return its SHA-256."""
+    digest = hashlib.sha256()
+    with open(path, "xb", buffering=0) as file:
+        for part in parts:
+            files.write(file, part)
+            digest.update(part)
+        files.sync(file)
+    return digest.hexdigest()
 
-    All is checked before anything is changed.
+
+def _all_at_once(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """``work`` of all items, ``HANDS`` at a time. What one raises keeps those that have not begun from it."""
+    with ThreadPoolExecutor(HANDS, "save point") as pool:
+        return list(pool.map(work, items))
+
+
+def load(stages: Sequence[Stage], source: Path | Source) -> tuple[int, int]:
+    """Fill the arenas, which are parked; returns the step and the step after which the moments were zero.
+
+    A folder is taken as ``save_state`` wrote it. Of a ``fresh`` source only the weights are taken, whatever optimizer
+    wrote them; the moments become zero. Raises ``Damaged`` where a file is not what was written, which may be noticed
+    when some of the arenas are filled; ``ValueError`` where it does not fit, when nothing has changed.
     """
-    counters = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
-    files = [(stage, directory / f"{stage.name}.safetensors") for stage in stages]
-    for stage, path in files:
-        _check(stage, path)
-    for stage, path in files:
-        with TensorFile(path) as file:
-            for group in stage.arena.groups:
-                for name, tensor in _state_tensors(group).items():
-                    file.read_into_(name, tensor)
-    return int(counters["step"])
+    source = Source(0, source) if isinstance(source, Path) else source
+    if source.path.is_dir() and not source.fresh:
+        return _load_state(stages, source)
+    try:
+        if source.path.is_dir():
+            if wrong := verify(source.path):
+                raise Damaged(wrong[0])
+            saved = Saved(source.path)
+            _begin_anew(stages, saved.read, saved.shapes)
+        else:
+            with TensorFile(source.path) as file:
+                _begin_anew(stages, file.read, {name: t.shape for name, t in file.tensors.items()})
+    except (NotSafetensors, Truncated, OSError) as error:
+        raise Damaged(str(error)) from None
+    return source.step, source.step
+
+
+def _begin_anew(stages: Sequence[Stage], read: Read, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for _, group in _groups(stages):
+        for piece in group.pieces:
+            if shapes.get(piece.name) != tuple(piece.parameter.shape):
+                raise ValueError(f"the weights do not fit this run: {piece.name} is {shapes.get(piece.name)} in them;"
+                                 " continue with the model they were made with")
+    for _, group in _groups(stages):
+        for tensor in group.storage.values():
+            tensor.zero_()
+    _fill(stages, read)
+
+
+def _load_state(stages: Sequence[Stage], source: Source) -> tuple[int, int]:
+    paths = {stage.name: source.path / f"{stage.name}.safetensors" for stage in stages}
+    try:
+        told = source.path / "trainer.json"
+        counters, hashed = files.read_json(told), files.sha256(told)
+        if source.sha256.get(told.name, hashed) != hashed:
+            raise Damaged(f"{told} is not as it was written")
+        for stage in stages:
+            _check(stage, paths[stage.name], source)
+        _all_at_once(lambda stage: _read_stage(stage, paths[stage.name], source), stages)
+        return int(counters["step"]), int(counters.get("since", 0))
+    except (NotSafetensors, Truncated, OSError) as error:
+        raise Damaged(" ".join(str(error).split())) from None
+
+
+def _read_stage(stage: Stage, path: Path, source: Source) -> None:
+    targets = {name: t for group in stage.arena.groups for name, t in _state_tensors(group).items()}
+    with TensorFile(path) as file:
+        hashed = file.read_all_(targets)
+        for name in set(targets) - set(file.tensors):
+            targets[name].zero_()
+    if source.sha256.get(path.name, hashed) != hashed:
+        raise Damaged(f"{path} is not as it was written: its disk or its memory is failing")
 
 
 def saved_entries(directory: Path, dtype: str) -> list[Entry]:
@@ -132,41 +232,53 @@ def saved_entries(directory: Path, dtype: str) -> list[Entry]:
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}")
-    entries = []
-    counters = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
-    for stage in counters["stages"]:
-        path = directory / f"{stage}.safetensors"
-        about = read_header(path).metadata
-        if "groups" not in about:
-            raise ValueError(f"save point {directory.name} is of an older version: train the run a step, then export")
-        for (name, shape, start), group in zip(json.loads(about["layout"]), json.loads(about["groups"]), strict=True):
-            chunks = partial(_saved_masters, path, group, start, start + math.prod(shape))
-            entries.append(Entry(name, dtype_name(DTYPES[dtype]), tuple(shape), chunks))
-    return entries
+    saved = Saved(directory)
+    return [Entry(name, dtype_name(DTYPES[dtype]), shape, partial(saved.chunks, name))
+            for name, shape in saved.shapes.items()]
 
 
-def _saved_masters(path: Path, group: str, start: int, end: int) -> Iterator[Tensor]:
-    with TensorFile(path) as file:
-        for first in range(start, end, CHUNK):
-            place = first, min(first + CHUNK, end)
-            residual = f"{group}.residual"
+class Saved:
+    """The exact masters in a state folder, by parameter. ``ValueError`` for a state that an older version wrote."""
+
+    def __init__(self, directory: Path) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._places: dict[str, tuple[Path, str, int]] = {}
+        for stage in files.read_json(directory / "trainer.json")["stages"]:
+            path = directory / f"{stage}.safetensors"
+            about = read_header(path).metadata
+            if "groups" not in about:
+                raise ValueError(f"save point {directory.name} is of an older version: train the run a step first")
+            layout, groups = json.loads(about["layout"]), json.loads(about["groups"])
+            for (name, shape, start), group in zip(layout, groups, strict=True):
+                self.shapes[name], self._places[name] = tuple(shape), (path, group, start)
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements ``start`` to ``stop`` of a parameter, flat, in float32."""
+        path, group, first = self._places[name]
+        place, residual = (first + start, first + stop), f"{group}.residual"
+        with TensorFile(path) as file:
             storage = {"residual": file.read(residual, *place)} if residual in file.tensors else {}
-            yield master(file.read(f"{group}.weight", *place), storage)
+            return master(file.read(f"{group}.weight", *place), storage)
+
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """All elements of a parameter, in order."""
+        numel = math.prod(self.shapes[name])
+        return (self.read(name, start, min(start + CHUNK, numel)) for start in range(0, numel, CHUNK))
 
 
-def _check(stage: Stage, path: Path) -> None:
-    wrong = f"save point {path.parent.name} does not fit this run ({path.name}): "
+def _check(stage: Stage, path: Path, source: Source) -> None:
+    """Raise ``ValueError`` unless the file holds what the stage's arena does (a running average may come or go)."""
+    wrong = f"save point {source.path.name} does not fit this run ({path.name}): "
+    tensors = {name: t for group in stage.arena.groups for name, t in _state_tensors(group).items()}
+    want = {name: (dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()}
     with TensorFile(path) as file:
-        if file.header.metadata.get("layout") != _layout(stage):
-            raise ValueError(wrong + "it holds other parameters; continue with the model it was made with")
-        want = {
-            k: (dtype_name(t.dtype), tuple(t.shape))
-            for group in stage.arena.groups
-            for k, t in _state_tensors(group).items()
-        }
-        have = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
-        if want != have:
-            raise ValueError(
-                wrong + "it was written with another optimizer, state format or weight precision; "
-                "set them back to continue"
-            )
+        have, layout = {n: (t.dtype, t.shape) for n, t in file.tensors.items()}, file.header.metadata.get("layout")
+    if layout != _layout(stage):
+        wrong += "it holds other parameters; continue with the model it was made with"
+    elif any(want.get(name) != have.get(name) for name in want | have if ".ema" not in name):
+        wrong += "it was written with another optimizer, state format or weight precision; set them back to continue"
+    else:
+        return
+    if source.sha256.get(path.name, "") not in ("", files.sha256(path)):
+        raise Damaged(f"{path} is not as it was written: its disk is failing")
+    raise ValueError(wrong)

@@ -21,6 +21,7 @@ from .memory.machine import cap_vram, pinnable_ram, this_machine
 from .memory.plan import Plan, resolve, tighter
 from .memory.streams import Streams, streams_for
 from .optim.base import spec_from_config
+from .savepoints import Source
 from .walk import Stage, build_stages, run_head
 from .weights import Entry
 
@@ -31,8 +32,9 @@ class Engine:
     """The weights, the optimizer states and the device of one run, between two steps. Used by one thread.
 
     ``dataset`` is the manifest (``dataset.json``), or what can be asked like a ``Dataset``; ``rollbacks`` counts how
-    often the run was taken back to an earlier step, so that it never repeats its noise; ``plan`` what was decided for
-    this run earlier (else it is decided now). ``info`` and ``fill(stages)`` stand in for the model's file.
+    often the run was taken back to an earlier step, so that it never repeats its noise; ``skipped`` are the numbers of
+    batches that are left out; ``plan`` what was decided for this run earlier (else it is decided now). ``info`` and
+    ``fill(stages)`` stand in for the model's file.
     """
 
     def __init__(
@@ -42,12 +44,13 @@ class Engine:
         *,
         dataset: dict[str, Any] | Dataset,
         rollbacks: int = 0,
+        skipped: Sequence[int] = (),
         plan: Plan | None = None,
         streams: Streams | None = None,
         info: FileInfo | None = None,
         fill: Callable[[Sequence[Stage]], None] | None = None,
     ):
-        self.config, self.rollbacks, self._run_dir = config, rollbacks, run_dir
+        self.config, self.rollbacks, self.skipped, self._run_dir = config, rollbacks, skipped, run_dir
         self.stages: list[Stage] = []
         self.data = dataset if isinstance(dataset, Dataset) else Dataset(dataset, run_dir)
         self.info = info or require_flux(config.model.flux)
@@ -63,15 +66,18 @@ class Engine:
         self.keeper = Keeper(self.conveyor, offload=self.plan.activation_offload)
         why_eager = eager_because(self.device)
         log.info("updates: %s", f"eager, {why_eager}" if why_eager else "compiled")
-        spec = replace(spec_from_config(config.optimizer, config.recipe.training_seed), compile=not why_eager)
+        spec = spec_from_config(config.optimizer, config.recipe.training_seed, config.recipe.ema_decay)
+        spec = replace(spec, compile=not why_eager)
         swapped = self.plan.blocks_to_swap
         self.stages = build_stages(self.model, config.recipe, spec, self.conveyor, swapped)
         if fill is not None:
             fill(self.stages)
         else:
-            checkpoint.load_weights(self.stages, config.model.flux, self.info)
+            checkpoint.load_weights(self.stages, config.model.flux, self.info, config.model.loras)
         self.step = 0
         """Updates done since the run began."""
+        self.since = 0
+        """The step after which the moments were all zero: above 0 where they were begun anew on the way."""
         self.updated: list[str] = []
         """Stages that the step under way has updated. Not empty between steps only if one was cut short: these stages
         are then a step ahead of the others (each is whole), and nothing may be saved."""
@@ -88,16 +94,19 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def save(self, directory: Path) -> None:
-        """Write the full state into an existing, empty folder."""
+    def save(self, directory: Path) -> dict[str, str]:
+        """Write the full state into an existing, empty folder; returns the SHA-256 of its files by name."""
         assert not self.torn, "a half-updated step is never saved"
         self.conveyor.streams.synchronize()
-        checkpoint.save_state(self.stages, directory, step=self.step, rollbacks=self.rollbacks)
+        counters = {"step": self.step, "rollbacks": self.rollbacks, "since": self.since}
+        return checkpoint.save_state(self.stages, directory, counters)
 
-    def load(self, directory: Path) -> None:
-        """Take up the state that ``save`` wrote. A folder that does not fit raises ``ValueError``."""
+    def load(self, source: Path | Source) -> None:
+        """Take up the state that ``save`` wrote, or whatever else a run goes on from; see ``checkpoint.load``."""
         self.conveyor.park()
-        self.step = checkpoint.load_state(self.stages, directory)
+        self.step, self.since = checkpoint.load(self.stages, source)
+        for group in (group for stage in self.stages for group in stage.arena.groups):
+            group.spec = replace(group.spec, since=self.since)
         self.updated = []
 
     def entries(self, dtype: str) -> list[Entry]:
@@ -139,12 +148,12 @@ class Engine:
 
         def kept(c: RunConfig) -> tuple[Any, ...]:
             o = c.optimizer
-            return c.model.flux, o.kind, o.state_format, o.weight_precision, c.memory
+            return c.model.flux, o.kind, o.state_format, o.weight_precision, c.memory, c.recipe.ema_decay > 0
 
         if kept(old) != kept(new):
             return False
         data = Dataset(dataset, self._run_dir)
-        spec = spec_from_config(new.optimizer, new.recipe.training_seed)
+        spec = spec_from_config(new.optimizer, new.recipe.training_seed, new.recipe.ema_decay)
         self.park()
         same = old.recipe.batch_size == new.recipe.batch_size and set(self.data.shapes) == set(data.shapes)
         self.config, self.data = new, data
@@ -152,7 +161,8 @@ class Engine:
         self.stages[-1].run = run_head(self.model, new.recipe)
         for stage in self.stages:
             for group in stage.arena.groups:
-                group.spec = replace(spec, state_format=group.spec.state_format, compile=group.spec.compile)
+                own = {"state_format": group.spec.state_format, "compile": group.spec.compile, "since": self.since}
+                group.spec = replace(spec, **own)
         return True
 
     def compiled(self, wanted: bool | None = None) -> bool:

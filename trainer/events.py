@@ -4,7 +4,8 @@
 ``type`` and that type's fields:
 
 ==============  ==========================================================================================
-``state``       ``state``; ``target`` and ``error`` where they belong to it
+``state``       ``state``; ``target`` and ``error`` where they belong to it; ``on_the_way``: it pauses at that step
+                because a client asked for that before it reaches its target
 ``target``      ``target``: a run in training was given another one
 ``step``        ``step``, ``loss``, ``lr``, ``seconds``: one update was made. ``images``, ``epoch``: seen so far.
                 ``not_finite``: stages whose gradients were none, and that were left as they were; ``partial``:
@@ -41,6 +42,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from . import files
 from .files import exclusive
 from .history import History
 
@@ -104,11 +106,9 @@ class EventLog:
             numbered = [{**e, "n": n} for n, e in enumerate(due, self._history.last + 1)]
             data = b"".join(json.dumps(e, allow_nan=False).encode() + b"\n" for e in numbered)
             try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[file.write(rest) :]
+                files.write(file, data)
                 if durable:
-                    os.fsync(file.fileno())
+                    files.sync(file)
             except OSError as error:
                 file.truncate(self._offset)
                 if not self.patient:

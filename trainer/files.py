@@ -2,17 +2,22 @@
 
 Written for Windows too: a file that is open elsewhere cannot be replaced or removed there, so both are tried again
 for a moment. No process id is ever trusted: ids are used again, and a copied directory brings foreign ones along.
+
+Whatever a run puts on the disk goes through ``write``, ``sync``, ``replace``, ``unlink`` and ``remove_tree``: so a test
+can end the process, or fill the disk, at each of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,19 +29,91 @@ except ImportError:  # Windows
 
 PART = ".part-"
 """Prefix of what is being written, or being removed: never read, deleted at the next start."""
+CHUNK_BYTES = 32 * 2**20
+"""The most that is read, converted or written at once."""
+WINDOWS = os.name == "nt"
 _LOCK_BYTE = 1 << 30
 """Windows locks bytes, and a locked byte cannot be read: take one that no file of ours reaches."""
+
+failpoint: Callable[[str, Path], None] | None = None
+"""Called, where tests have set it, before each write, flush, rename and removal, with which of them it is and of what:
+it may end the process, or raise what a disk raises."""
+
+
+class WriteFailed(ValueError):
+    """A file could not be written; the message names it and says what to do."""
+
+
+class DiskFull(WriteFailed):
+    """There is no room for a file."""
+
+
+class Damaged(ValueError):
+    """A file is not what was written; the message names it."""
+
+
+def _about_to(deed: str, path: str | os.PathLike[str]) -> None:
+    if failpoint is not None:
+        failpoint(deed, Path(path))
+
+
+def write(file: IO[bytes], data: Any) -> None:
+    """Write all the bytes of ``data`` to a file that was opened without a buffer."""
+    _about_to("write", file.name)
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[file.write(rest[: 2**30]) :]  # some systems refuse more than 2 GB at once
+
+
+def sync(file: IO[bytes]) -> None:
+    """Bring what was written to the disk, should the power fail."""
+    _about_to("sync", file.name)
+    os.fsync(file.fileno())
+
+
+def no_room(error: OSError) -> bool:
+    """Whether an error of the system says that the disk, a quota or the largest file is full."""
+    return error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+def disk_full(path: str | os.PathLike[str], needed: int) -> DiskFull:
+    """The error for ``needed`` bytes that do not fit on the disk of ``path``, a folder or a file to be."""
+    return DiskFull(
+        f"no room for {path}: {needed / 1e9:.2f} GB are needed and {_free(path) / 1e9:.2f} GB are free;"
+        " free some space or choose another disk"
+    )
+
+
+def check_space(path: str | os.PathLike[str], needed: int) -> None:
+    """Raise ``DiskFull`` unless the disk of ``path``, a folder or a file to be, has ``needed`` bytes free."""
+    if _free(path) < needed:
+        raise disk_full(path, needed)
+
+
+def _free(path: str | os.PathLike[str]) -> int:
+    whole = Path(path).absolute()
+    return shutil.disk_usage(whole if whole.is_dir() else whole.parent).free
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal. ``Damaged`` where the disk cannot read it."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(min(CHUNK_BYTES, 1 + path.stat().st_size)))
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror or error}") from None
+    return digest.hexdigest()
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write ``text`` as UTF-8 beside ``path``, to the disk, then under its name."""
     part = path.with_name(f"{PART}{path.name}-{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        with open(part, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            write(file, text.encode("utf-8"))
+            sync(file)
         replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -63,8 +140,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def replace(source: Path, target: Path) -> None:
-    """``os.replace``, tried for two seconds: a virus scanner or a reader may hold either on Windows."""
+    """``os.replace``, tried for a while: a virus scanner or a reader may hold either on Windows."""
+    _about_to("rename", target)
     _persist(lambda: os.replace(source, target))
+
+
+def unlink(path: Path) -> None:
+    """Remove a file, if it is there."""
+    _about_to("remove", path)
+    _persist(lambda: path.unlink(missing_ok=True))
 
 
 def remove_tree(path: Path) -> None:
@@ -73,40 +157,33 @@ def remove_tree(path: Path) -> None:
     if not path.name.startswith(PART):
         doomed = path.with_name(f"{PART}old-{path.name}-{secrets.token_hex(4)}")
         replace(path, doomed)
+    _about_to("remove", doomed)
     _persist(lambda: shutil.rmtree(doomed))
 
 
-def _persist(action: Any, seconds: float = 2.0) -> None:
+def _persist(action: Callable[[], None], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:
             return action()
         except PermissionError:
-            if os.name != "nt" or time.monotonic() > deadline:
+            if not WINDOWS or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
 
 
 def sync_directory(path: Path) -> None:
     """Make renames inside ``path`` survive a power cut (Windows does so by itself)."""
-    if os.name == "nt":
+    _about_to("sync", path)
+    if WINDOWS:
         return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        # Some network file systems cannot sync a directory; nothing better exists there.
-        with contextlib.suppress(OSError):
+    # Some network file systems cannot open or sync a directory; nothing better exists there.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_tree(path: Path) -> None:
-    """Bring every file under ``path``, and the directories, to the disk."""
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with open(os.path.join(directory, name), "r+b") as file:
-                os.fsync(file.fileno())
-        sync_directory(Path(directory))
+        finally:
+            os.close(descriptor)
 
 
 def _try_lock(file: IO[bytes]) -> bool:

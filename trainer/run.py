@@ -3,7 +3,7 @@
 ::
 
     NAME/
-        run.json        format, uid (new with every creation), rollbacks
+        run.json        format, uid (new with every creation), rollbacks; batches to skip, what to go on from
         config.json     the settings (trainer.config.RunConfig)
         dataset.json    which cached latents and captions are trained
         model.json      what its Flux is (flux.variants.FileInfo): a save point needs no model file beside it
@@ -12,7 +12,7 @@
         worker.json     where that worker answers; worker.log its words
         samples/        pictures sampled in training
         state/          step-000500/: the save point, with save.json that lists its files
-        checkpoints/    exported weights
+        checkpoints/    NAME-step-000500.safetensors: weights only, for others to load
 
 No file in it names the directory itself: paths below it are stored relative to it, so it can be moved and copied.
 Whoever holds ``lock`` may change ``state/`` and move the run from state to state; anyone may read.
@@ -25,23 +25,24 @@ import dataclasses
 import logging
 import os
 import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import files
+from . import files, savepoints, sources, weights_only
 from .compare import ASK, MAY_CHANGE, REFUSE, Difference, compare, flat, relocate
 from .config import FORMAT_VERSION, RunConfig
 from .data.manifest import check_manifest
 from .events import OPEN_STATES, TRANSITIONS, EventLog
-from .savepoints import SavePoint, clear, save_points, write_save_point
+from .leftovers import sweep
+from .savepoints import Source
 from .settings import from_dict, to_dict
 
 if TYPE_CHECKING:
     from .flux.variants import FileInfo
+    from .weights import Entry
 
-__all__ = ["ASK", "MAY_CHANGE", "REFUSE", "Difference", "RunDirectory", "RunLocked", "SavePoint", "compare",
+__all__ = ["ASK", "MAY_CHANGE", "REFUSE", "Difference", "RunDirectory", "RunLocked", "Source", "compare",
            "find_runs", "identity"]
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class RunDirectory:
         self.path = Path(os.path.abspath(path))
         if not (self.path / "config.json").is_file():
             raise ValueError(f"{self.path} is no run directory: it has no config.json")
-        found = self._facts().get("format")
+        found = self.facts().get("format")
         if found != FORMAT_VERSION:
             raise ValueError(f"{self.path} has format {found}, this program reads {FORMAT_VERSION}: use the version"
                              " that wrote it")
@@ -80,8 +81,8 @@ class RunDirectory:
                 (root / folder).mkdir(parents=True, exist_ok=True)
             # Of a creation that was cut short, or of a run that was deleted, but not wholly.
             for name in ("events.jsonl", "model.json"):
-                (root / name).unlink(missing_ok=True)
-            clear(root / "state")
+                files.unlink(root / name)
+            savepoints.clear(root / "state")
         except OSError as error:
             raise ValueError(f"{root} cannot be made: {error.strerror or error}") from None
         files.write_json(root / "run.json", {"format": FORMAT_VERSION, "uid": secrets.token_hex(8), "rollbacks": 0})
@@ -135,7 +136,7 @@ class RunDirectory:
     @property
     def uid(self) -> str:
         """Differs between runs, also between one that was deleted and its successor of the same name."""
-        return str(self._facts()["uid"])
+        return str(self.facts()["uid"])
 
     def is_still(self, uid: str) -> bool:
         """Whether the folder is that run's: not if it was deleted or moved, or another run was made in its place."""
@@ -144,13 +145,24 @@ class RunDirectory:
     @property
     def rollbacks(self) -> int:
         """How often the user has gone back to an earlier step."""
-        return int(self._facts()["rollbacks"])
+        return int(self.facts()["rollbacks"])
 
-    def _facts(self) -> dict[str, Any]:
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """Numbers of the batches that are left out, in order: they made numbers that are none."""
+        return tuple(self.facts().get("skipped", ()))
+
+    def facts(self) -> dict[str, Any]:
+        """What ``run.json`` says."""
         facts = files.read_json(self.path / "run.json")
         if not {"uid", "rollbacks"} <= set(facts):
             raise ValueError(f"{self.path / 'run.json'} is damaged: put it back from a copy, or begin another run")
         return facts
+
+    def note(self, **facts: Any) -> None:
+        """Change what ``run.json`` says; None takes a fact out. Needs the lock."""
+        known = {**self.facts(), **facts}
+        files.write_json(self.path / "run.json", {name: value for name, value in known.items() if value is not None})
 
     def update(self, config: RunConfig, dataset: dict[str, Any] | None = None) -> list[str]:
         """Take new settings; returns the names of those that changed. A worker takes them at its next ``train``."""
@@ -204,7 +216,7 @@ class RunDirectory:
         alive = self.worker_alive()
         with self.log.changed:
             known = self.log.history().summary()
-        saved = self.latest_save_point()
+        saved, source = self.latest_save_point(), self.source()
         # A worker says that it prepares an instant before it says where it answers.
         starting = known["state"] == "preparing" and self.locked()
         if known["state"] in OPEN_STATES and not alive and not starting:
@@ -214,7 +226,7 @@ class RunDirectory:
             "run": self.name,
             **known,
             "save_point_step": saved.step if saved else None,
-            "resume_step": known["step"] if alive else (saved.step if saved else 0),
+            "resume_step": known["step"] if alive else (source.step if source else 0),
             "images_per_second": config.recipe.batch_size / rate if rate else None,
             "worker": "alive" if alive else None,
             "uid": self.uid,
@@ -233,7 +245,7 @@ class RunDirectory:
             if not got:
                 raise RunLocked(f"run {self.name!r} is open in another process: stop that first ({self.path})")
             self.address_file.unlink(missing_ok=True)  # of a worker that did not get to remove it
-            self._sweep()
+            sweep(self.path)
             yield
 
     def locked(self) -> bool:
@@ -254,57 +266,68 @@ class RunDirectory:
         """Whether a worker has the run open (and not, say, an export that only reads a save point)."""
         return self.address_file.exists() and self.locked()
 
-    # -- save points
+    # -- save points and checkpoints
 
-    def save_points(self) -> list[SavePoint]:
+    def save_points(self) -> list[Source]:
         """The whole save points, oldest first."""
-        return save_points(self.path / "state", self.uid)
+        return savepoints.save_points(self.path / "state", self.uid)
 
-    def latest_save_point(self) -> SavePoint | None:
+    def latest_save_point(self) -> Source | None:
         """The newest whole save point."""
         points = self.save_points()
         return points[-1] if points else None
 
-    def write_save_point(self, step: int, write: Callable[[Path], None], keep: int = 1) -> SavePoint:
+    def write_save_point(self, step: int, write: Callable[[Path], Mapping[str, str] | None], keep: int = 1) -> Source:
         """Make a save point from the files that ``write`` puts into a folder; see ``savepoints``. Needs the lock."""
-        return write_save_point(self.path / "state", self.uid, step, write, keep)
+        return savepoints.write_save_point(self.path / "state", self.uid, step, write, keep)
 
-    def roll_back(self, step: int | None = None) -> SavePoint:
-        """Go back to the save point of ``step`` (None: the newest). Later ones are removed; ``rollbacks`` goes up."""
+    def checkpoints(self) -> list[Source]:
+        """The run's weights-only checkpoints, oldest first."""
+        return weights_only.checkpoints(self.path / "checkpoints", self.uid)
+
+    def write_checkpoint(self, step: int, entries: Sequence[Entry], metadata: Mapping[str, str], keep: int = 0) -> Path:
+        """Make a weights-only checkpoint of bf16 ``entries``; see ``weights_only``. Needs the lock."""
+        source, run = self.source(), f"{self.uid}.{self.rollbacks}"
+        return weights_only.write_checkpoint(self.path / "checkpoints", self.name, run, step, entries, metadata, keep,
+                                             spare=source.path if source else None)
+
+    def source(self) -> Source | None:
+        """What the run goes on from when it is opened; None: the model's file."""
+        found = sources.sources(self)
+        return found[-1] if found else None
+
+    def resume(self, load: Callable[[Source], object]) -> Source | None:
+        """Have ``load`` take that up, or what was before it if it is damaged; see ``sources``. Needs the lock."""
+        return sources.resume(self, load)
+
+    def find_source(self, step: int | None, *, fresh: bool = False, checkpoint: bool = False) -> Source | None:
+        """What was saved of ``step``; see ``sources.find``."""
+        return sources.find(self, step, fresh=fresh, checkpoint=checkpoint)
+
+    def take_back(self, source: Source | None, *, skip: int | None = None, why: str = "") -> Source | None:
+        """Have the run go on from what ``find_source`` gave; see ``sources``. Needs the lock."""
+        return sources.take_back(self, source, skip=skip, why=why)
+
+    def roll_back(self, step: int | None = None, *, fresh: bool = False) -> Source | None:
+        """Go back to what was saved of ``step``, in a run that no worker has open; ``RunLocked`` if one has.
+
+        ``ValueError``, and nothing has changed, where there is no such thing, or it is damaged.
+        """
         with self.lock():
-            points = self.save_points()
-            chosen = next((p for p in reversed(points) if step is None or p.step == step), None)
-            if chosen is None:
-                have = ", ".join(str(p.step) for p in points) or "none"
-                raise ValueError(f"run {self.name!r} has no save point of step {step}: it has {have}")
-            facts = self._facts()
-            files.write_json(self.path / "run.json", {**facts, "rollbacks": facts["rollbacks"] + 1})
-            for point in points[points.index(chosen) + 1 :]:
-                files.remove_tree(point.path)
-            self.append("rolled_back", durable=True, step=chosen.step)
-            if self.log.history().state != "stopped":
+            source = self.find_source(step, fresh=fresh)
+            if source is not None and source.path.is_dir() and (wrong := savepoints.verify(source.path)):
+                raise files.Damaged(wrong[0])
+            self.take_back(source)
+            if "stopped" in TRANSITIONS[self.log.history().state]:
                 self.transition("stopped")
-            return chosen
+            return source
 
     def delete(self) -> None:
         """Remove the run with all that is in its directory. ``RunLocked`` while a worker has it open."""
         with self.lock():
             # Without its config it is no run any more, should removing the rest be cut short.
-            (self.path / "config.json").unlink()
+            files.unlink(self.path / "config.json")
         files.remove_tree(self.path)
-
-    def _sweep(self) -> None:
-        for folder in (self.path, self.path / "state"):
-            for name in _listdir(folder):
-                path = folder / name
-                try:
-                    # A client may be writing a config this very moment: a minute old is nobody's.
-                    if name.startswith(files.PART) and path.is_dir():
-                        files.remove_tree(path)
-                    elif name.startswith(files.PART) and time.time() - path.stat().st_mtime > 60:
-                        path.unlink()
-                except OSError as error:
-                    log.warning("the unfinished %s could not be removed: %s", name, error)
 
 
 def find_runs(folder: str | os.PathLike[str]) -> list[RunDirectory]:
@@ -313,7 +336,7 @@ def find_runs(folder: str | os.PathLike[str]) -> list[RunDirectory]:
     if not root.is_dir():
         raise ValueError(f"{root} is no folder: give the folder that holds the runs")
     runs = []
-    for name in sorted(_listdir(root)):
+    for name in sorted(os.listdir(root)):
         if (root / name / "config.json").is_file():
             try:
                 run = RunDirectory(root / name)
@@ -331,13 +354,6 @@ def identity(path: str | os.PathLike[str]) -> str:
         return f"{run.uid}.{run.rollbacks}"
     except ValueError:
         return "none"
-
-
-def _listdir(path: Path) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 def _inside(path: str, root: Path) -> str:

@@ -5,13 +5,11 @@ Files are not mapped: a mapped file cannot be replaced on Windows, and its pages
 
 from __future__ import annotations
 
-import contextlib
-import errno
+import hashlib
 import json
 import logging
 import math
 import os
-import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,16 +19,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from . import files
+from .files import CHUNK_BYTES, DiskFull, WriteFailed, check_space
 from .header import BITS, Header, NotSafetensors, TensorInfo, Truncated, read_header
 
 __all__ = [
     "DTYPES", "DiskFull", "Entry", "Header", "NotSafetensors", "TensorFile", "TensorInfo", "Truncated",
-    "WriteFailed", "check_space", "dtype_name", "entry", "load_weights_", "read_header", "write_safetensors",
+    "WriteFailed", "check_space", "dtype_name", "entry", "file_bytes", "load_weights_", "pieces", "read_header",
+    "size_of", "write_safetensors",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
 PathLike = str | os.PathLike[str]
-CHUNK_BYTES = 32 * 2**20
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -45,14 +45,6 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def dtype_name(dtype: torch.dtype) -> str:
     """The format's name of a dtype: ``F32`` for ``torch.float32``."""
     return _NAMES[dtype]
-
-
-class WriteFailed(ValueError):
-    """A file could not be written; the message names it and says what to do."""
-
-
-class DiskFull(WriteFailed):
-    """There is no room for a file."""
 
 
 class TensorFile:
@@ -115,6 +107,32 @@ class TensorFile:
         self.read_into_(name, out)
         return out
 
+    def read_all_(self, targets: Mapping[str, Tensor]) -> str:
+        """Fill ``targets`` (contiguous, in host memory, of the file's dtypes) and return the SHA-256 of the whole file.
+
+        Every byte is read once, in order, and hashed where it has come to lie. Tensors without a target are passed
+        over. Raises ``NotSafetensors`` where they do not lie one behind the other, as ``write_safetensors`` puts them.
+        """
+        digest, scratch = hashlib.sha256(), torch.empty(0, dtype=torch.uint8)
+        with self._lock:
+            self._file.seek(0)
+            at = self.header.data_start
+            self._take(memoryview(head := bytearray(at)))
+            digest.update(head)
+            for name, info in sorted(self.tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
+                if info.start != at:
+                    raise NotSafetensors(f"{self.path} is damaged: {name} does not lie where the one before it ends")
+                target = targets[name].view(-1).view(torch.uint8) if name in targets else None
+                for first in range(at, info.stop, CHUNK_BYTES):
+                    count = min(CHUNK_BYTES, info.stop - first)
+                    if target is None and scratch.numel() < count:
+                        scratch = torch.empty(count, dtype=torch.uint8)
+                    part = scratch[:count] if target is None else target[first - at : first - at + count]
+                    self._take(part.numpy().data)
+                    digest.update(part.numpy().data)
+                at = info.stop
+        return digest.hexdigest()
+
     def _info(self, name: str) -> TensorInfo:
         if name not in self.tensors:
             raise ValueError(f"{self.path} has no tensor {name}")
@@ -124,14 +142,17 @@ class TensorFile:
         """Fill the flat host tensor ``out`` with the bytes at ``offset``."""
         if not out.numel():
             return
-        view = out.view(torch.uint8).numpy().data
         with self._lock:
             self._file.seek(offset)
-            while view:
-                count = self._file.readinto(view[: 2**30])  # some systems refuse more than 2 GB at once
-                if not count:
-                    raise Truncated(f"{self.path} has been cut short while it was read: copy it again")
-                view = view[count:]
+            self._take(out.view(torch.uint8).numpy().data)
+
+    def _take(self, view: memoryview) -> None:
+        """Fill ``view`` with what comes next."""
+        while view:
+            count = self._file.readinto(view[: 2**30])  # some systems refuse more than 2 GB at once
+            if not count:
+                raise Truncated(f"{self.path} has been cut short while it was read: copy it again")
+            view = view[count:]
 
 
 def load_weights_(module: nn.Module, path: PathLike, names: Mapping[str, str] | None = None) -> None:
@@ -160,7 +181,8 @@ class Entry:
     """The format's name of the dtype to write: ``BF16``, ``F16``, ``F32``, ..."""
     shape: tuple[int, ...]
     chunks: Callable[[], Iterable[Tensor]]
-    """Gives the elements in order, in pieces of any size, shape, dtype and device. Called once, when its turn comes."""
+    """Gives the elements in order, in pieces of any size, shape, dtype and device. Called when its turn comes, and
+    again to compare."""
 
     @property
     def nbytes(self) -> int:
@@ -170,14 +192,6 @@ class Entry:
 def entry(name: str, tensor: Tensor, dtype: str | None = None) -> Entry:
     """The entry of a tensor at hand, in ``dtype`` (its own, if None)."""
     return Entry(name, dtype or dtype_name(tensor.dtype), tuple(tensor.shape), lambda: iter((tensor,)))
-
-
-def check_space(path: PathLike, needed: int) -> None:
-    """Raise ``DiskFull`` unless the disk of ``path``, a folder or a file to be, has ``needed`` bytes free."""
-    whole = Path(path).absolute()
-    free = shutil.disk_usage(whole if whole.is_dir() else whole.parent).free
-    if free < needed:
-        raise _disk_full(path, needed, free)
 
 
 def write_safetensors(
@@ -198,40 +212,52 @@ def write_safetensors(
     """
     path = Path(path)
     part = path.with_name(path.name + ".part")
-    entries = sorted(entries, key=lambda e: -BITS[e.dtype])
-    head = _header_bytes(entries, metadata or {})
-    data = sum(e.nbytes for e in entries)
-    needed = len(head) + data
+    needed, data, done = size_of(entries, metadata), sum(e.nbytes for e in entries), 0
     if not path.absolute().parent.is_dir():
         raise WriteFailed(f"cannot write {path}: the folder {path.absolute().parent} does not exist; create it")
     if path.is_dir():
         raise WriteFailed(f"cannot write {path}: a folder has that name; choose another name")
     check_space(path, needed)
     try:
-        with open(part, "wb") as file:
-            file.write(head)
-            done = 0
-            for e in entries:
-                for piece in _pieces(e, chunk_bytes):
-                    file.write(piece.numpy().data)
-                    done += piece.numel()
-                    if progress is not None:
-                        progress(done, data)
-            file.flush()
-            os.fsync(file.fileno())
+        with open(part, "wb", buffering=0) as file:
+            for i, piece in enumerate(file_bytes(entries, metadata, chunk_bytes)):
+                files.write(file, piece)
+                done += len(piece) if i else 0  # the first is the header
+                if i and progress is not None:
+                    progress(done, data)
+            files.sync(file)
         if inspect is not None:
             inspect(part)
-        os.replace(part, path)
-        _sync_folder(path.absolute().parent)
+        files.replace(part, path)
+        files.sync_directory(path.absolute().parent)
     except OSError as error:
         _remove(part)
-        if error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)):
-            raise _disk_full(path, needed, shutil.disk_usage(path.absolute().parent).free) from error
+        if files.no_room(error):
+            raise files.disk_full(path, needed) from error
         hint = "close what has it open, or choose another name" if path.exists() else "choose another folder"
         raise WriteFailed(f"cannot write {path}: {error.strerror or error}; {hint}") from error
     except BaseException:
         _remove(part)
         raise
+
+
+def size_of(entries: Sequence[Entry], metadata: Mapping[str, str] | None = None) -> int:
+    """Bytes of the file that ``write_safetensors`` makes of these."""
+    return len(_header_bytes(entries, metadata or {})) + sum(e.nbytes for e in entries)
+
+
+def file_bytes(
+    entries: Sequence[Entry], metadata: Mapping[str, str] | None = None, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file in order: its header, then parts of at most ``chunk_bytes``.
+
+    Nothing is copied that lies in host memory in its dtype. Errors: see ``write_safetensors``.
+    """
+    entries = sorted(entries, key=lambda e: -BITS[e.dtype])
+    yield _header_bytes(entries, metadata or {})
+    for e in entries:
+        for piece in pieces(e, chunk_bytes):
+            yield piece.numpy().data
 
 
 def _header_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
@@ -247,8 +273,8 @@ def _header_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> byte
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _pieces(e: Entry, chunk_bytes: int) -> Iterator[Tensor]:
-    """The bytes of an entry, in pieces of at most ``chunk_bytes``."""
+def pieces(e: Entry, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Tensor]:
+    """The bytes of an entry as they are written, in pieces of at most ``chunk_bytes``."""
     dtype, count = DTYPES[e.dtype], 0
     step = max(1, chunk_bytes // dtype.itemsize)
     for chunk in e.chunks():
@@ -261,25 +287,6 @@ def _pieces(e: Entry, chunk_bytes: int) -> Iterator[Tensor]:
             count += piece.numel()
             yield converted.view(torch.uint8)
     assert count == math.prod(e.shape), f"{e.name}: {count} elements for the shape {e.shape}"
-
-
-def _disk_full(path: PathLike, needed: int, free: int) -> DiskFull:
-    return DiskFull(
-        f"no room for {path}: {needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free;"
-        " free some space or choose another disk"
-    )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable, where the system has a way to."""
-    if os.name == "nt":
-        return
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _remove(part: Path) -> None:

@@ -485,15 +485,19 @@ def test_a_save_point_takes_the_place_of_the_last(run):
     assert run.latest_save_point().step == 1_000_000 and names(run) == ["step-000020", "step-1000000"]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_save_that_fails_leaves_the_last_one_and_nothing_else(run, error):
+@pytest.mark.parametrize("error, told", [
+    (OSError(28, "No space left on device"), "no room in .*state for the save point of step 6.*free some space"),
+    (OSError(5, "Input/output error"), "step 6 could not be written to .*state: Input/output error"),
+    (KeyboardInterrupt(), ""),
+])
+def test_a_save_that_fails_leaves_the_last_one_and_nothing_else(run, error, told):
     point = save(run, 5)
 
     def write(folder: Path) -> None:
         (folder / "half").write_text("x")
         raise error
 
-    with pytest.raises(type(error)):
+    with pytest.raises(KeyboardInterrupt if not told else files.WriteFailed, match=told):
         run.write_save_point(6, write)
     assert names(run) == ["step-000005"] and run.latest_save_point() == point
 

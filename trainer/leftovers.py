@@ -1,0 +1,36 @@
+"""What a process that was killed has left half-written in a run directory, removed by whoever opens the run next."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from . import files
+
+log = logging.getLogger(__name__)
+YOUNG = 60.0
+"""Seconds for which a small file may be in the making by a client, who needs no lock for it."""
+
+
+def sweep(run: Path) -> None:
+    """Remove what is half-written in the run directory ``run``. Its lock is held."""
+    for folder in (run, run / "state", run / "checkpoints"):
+        for path in _half_written(folder):
+            try:
+                if path.is_dir():
+                    files.remove_tree(path)
+                elif folder.name == "checkpoints" or time.time() - path.stat().st_mtime > YOUNG:
+                    files.unlink(path)
+            except OSError as error:
+                log.warning("the unfinished %s could not be removed: %s", path.name, error)
+
+
+def _half_written(folder: Path) -> list[Path]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    checkpoints = folder.name == "checkpoints"
+    return [folder / n for n in names if n.startswith(files.PART) or (checkpoints and n.endswith(".safetensors.part"))]

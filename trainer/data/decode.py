@@ -26,8 +26,12 @@ from .paths import long_path
 MAX_PIXELS = 178_956_970
 """No more are decoded of one picture (twice Pillow's warning limit, 0.7 GB): larger ones are reduced by their decoder
 (JPEG, JPEG 2000) or refused as decompression bombs."""
+_REDUCED = 1 << 26
+"""Where pictures are reduced, then to at most so many pixels: the largest resolution that is trained, squared."""
 _AT_ONCE = 2 * MAX_PIXELS
-"""Pixels that are decoded at once, over all threads."""
+"""Pixels of 4 bytes that are decoded at once, over all threads."""
+_COSTS = {"JPEG2000": 5, "WEBP": 3, "AVIF": 3, "HEIF": 3, "JXL": 3}
+"""Format -> how many times 4 bytes its decoder takes for a pixel; others take no more than the picture itself."""
 _IN_MEMORY = 16 << 20
 """Files up to this many bytes are read once, to be hashed and decoded."""
 _HEAD = 1 << 20
@@ -75,9 +79,9 @@ def opened(path: str | Path, *, hashed: bool, glance: bool = False) -> Iterator[
         with _strictly(), contextlib.ExitStack() as stack:
             ahead = formats.jxl_size(head)
             if ahead is not None:
-                stack.enter_context(_BUDGET.take(_checked(path, ahead)))
+                stack.enter_context(_BUDGET.take(_checked(path, ahead) * _COSTS["JXL"]))
             try:
-                image = stack.enter_context(Image.open(source, formats=formats.known_formats()))
+                image = stack.enter_context(_opened_by_pillow(source, head))
             except UnidentifiedImageError as error:
                 raise ImageProblem(path, _unknown(head, extension)) from error
             if formats.is_raw(head, image):
@@ -158,6 +162,20 @@ def _read(path: str | Path, hashed: bool) -> tuple[Any, bytes, str]:
     return io.BytesIO(data), data[:_HEAD], hashlib.sha256(data).hexdigest() if hashed else ""
 
 
+def _opened_by_pillow(source: Any, head: bytes) -> Image.Image:
+    try:
+        return Image.open(source, formats=formats.known_formats())
+    except Image.DecompressionBombError:
+        # Judged by the whole picture's size. What its decoder can reduce is opened past that check, and judged by us.
+        kind = formats.reducible(head)
+        if kind is None:
+            raise
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+        factory: Any = Image.OPEN[kind][0]
+        return factory(source, "")
+
+
 def _scale(path: str | Path, image: Image.Image, glance: bool) -> tuple[int, int]:
     """By how much the decoder is to reduce a picture, and how many pixels' memory that takes."""
     width, height = image.size
@@ -168,16 +186,13 @@ def _scale(path: str | Path, image: Image.Image, glance: bool) -> tuple[int, int
                 raise ImageProblem(path, f"is a progressive JPEG of {width} x {height} px, and these take their full"
                                          " memory at any scale: save it as a baseline JPEG, or smaller")  # fmt: skip
             return (8 if glance else 1), pixels
-        scale = 8 if glance else 1
-        while scale < 8 and pixels // scale**2 > MAX_PIXELS:
-            scale *= 2
-    elif image.format == "JPEG2000":
-        scale = 1
-        while scale < 32 and pixels // scale**2 > MAX_PIXELS:  # encoders keep 5 halvings unless told otherwise
-            scale *= 2
+        most = 8
     else:
-        scale = 1
-    return scale, _checked(path, image.size, scale)
+        most = 32 if image.format == "JPEG2000" else 1  # encoders keep five halvings unless told otherwise
+    scale = 8 if glance and most == 8 else 1
+    while scale < most and pixels > MAX_PIXELS and pixels // scale**2 > _REDUCED:
+        scale *= 2
+    return scale, _checked(path, image.size, scale) * _COSTS.get(image.format or "", 1)
 
 
 def _checked(path: str | Path, size: tuple[int, int], scale: int = 1) -> int:

@@ -75,6 +75,13 @@ def looks_like_picture(head: bytes) -> bool:
     return head[:2] == b"BM" and head[6:10] == b"\0\0\0\0" and head[14:18] in (b"(\0\0\0", b"l\0\0\0", b"|\0\0\0")
 
 
+def reducible(head: bytes) -> str | None:
+    """The format of a file with this beginning if its decoder can make it smaller, else None."""
+    if head.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    return "JPEG2000" if head.startswith((b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n")) else None
+
+
 def is_raw(head: bytes, image: Image.Image | None = None) -> bool:
     """Whether a file's first 32 bytes, or what Pillow found in it, are a camera RAW's, whatever its name.
 

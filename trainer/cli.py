@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from . import export
+from .control_cli import add_commands, report, write_line
 from .describe import TEXTS
 from .launch import EXIT_LOCKED, EXIT_USER_ERROR, LOG_FORMAT
-from .progress import duration
-from .run import RunDirectory, RunLocked, find_runs
+from .run import RunDirectory, RunLocked
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,11 +64,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
                                                                             " there already is left alone")
     sub.add_argument("--save-every", type=_count, metavar="STEPS", help="steps between save points, for this time")
 
-    sub = add("status", _status, "Show where a run stands.", json_too=True)
-    sub.add_argument("run_dir", metavar="RUN_DIR")
-
-    sub = add("runs", _runs, "List the runs in a folder.", json_too=True)
-    sub.add_argument("folder", metavar="DIR", nargs="?", default=os.environ.get("FLUX_FFT_HOME", "output/flux_fft"))
+    add_commands(add)
 
     sub = add("export", _export, "Write a run's weights as a checkpoint or LoRA for others to load.", json_too=True)
     sub.add_argument("run_dir", metavar="RUN_DIR")
@@ -82,11 +78,6 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     sub.add_argument("--include", nargs="+", choices=TEXTS, default=(), help="tell these in the file's metadata too")
     sub.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     sub.add_argument("--title", help="title in the file's metadata (the run's name)")
-
-    sub = add("pause", _pause, "Stop a run within one step; it stays in memory and gives back its VRAM.")
-    sub.add_argument("run_dir", metavar="RUN_DIR")
-    sub = add("stop", _stop, "Stop a run within one step, save it and free its memory.")
-    sub.add_argument("run_dir", metavar="RUN_DIR")
 
     sub = add("inspect", _inspect, "Say what a model file is, and whether it can be trained.", json_too=True)
     sub.add_argument("file", metavar="FILE")
@@ -129,9 +120,9 @@ def _plugin(name: str) -> ModuleType:
         from .memory import doctor
 
         return doctor
-    from .data import scan
+    from .data import scan_cli
 
-    return scan
+    return scan_cli
 
 
 def _count(text: str) -> int:
@@ -140,55 +131,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def _report(status: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        _print(json.dumps(status))
-        return
-    at = f"step {status['step']}" + (f" of {status['target']}" if status["target"] is not None else "")
-    parts = [f"{status['run']}: {status['state']} at {at}"]
-    if status["loss"] is not None:
-        parts.append(f"loss {status['loss']:.4f}")
-    if status["state"] == "training" and status["seconds_left"] is not None:
-        parts.append(f"{status['seconds_per_step']:.2f} s/step, {duration(status['seconds_left'])} left")
-    saved = status["save_point_step"]
-    parts.append(f"saved at step {saved}" if saved is not None else "no save point")
-    if status["error"]:
-        parts.append(status["error"])
-    _print(", ".join(parts))
-
-
 def _train(args: argparse.Namespace) -> int:
     from .headless import train
 
     if not (args.run_dir or args.config):
         raise ValueError("train needs a run directory, or --config FILE for a new run")
     code, status = train(args)
-    _report(status, args.json)
+    report(status, args.json)
     if status["state"] == "failed":
         sys.stderr.write(f"{status['error']}\n")
     return code
-
-
-def _status(args: argparse.Namespace) -> int:
-    _report(RunDirectory(args.run_dir).status(), args.json)
-    return 0
-
-
-def _runs(args: argparse.Namespace) -> int:
-    found = [run.status() for run in find_runs(args.folder)]
-    if args.json:
-        _print(json.dumps(found))
-    else:
-        for status in found:
-            _report(status, False)
-        if not found:
-            _print(f"no runs in {args.folder}")
-    return 0
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -206,7 +158,7 @@ def _export(args: argparse.Namespace) -> int:
         with run.lock():
             done = export.export(run, args.out, options, progress=_shown())
             run.append("exported", step=done["step"], dtype=args.dtype, file=os.path.basename(args.out))
-    _print(json.dumps(done) if args.json else f"{done['path']}: {done['text']}")
+    write_line(json.dumps(done) if args.json else f"{done['path']}: {done['text']}")
     return 0
 
 
@@ -222,33 +174,14 @@ def _shown() -> export.Progress | None:
     return show
 
 
-def _pause(args: argparse.Namespace) -> int:
-    return _tell(args, "pause")
-
-
-def _stop(args: argparse.Namespace) -> int:
-    return _tell(args, "stop")
-
-
-def _tell(args: argparse.Namespace, what: str) -> int:
-    from .client import open_run
-
-    run = RunDirectory(args.run_dir)
-    if run.locked():
-        with open_run(run.path, launch=False) as client:
-            client.pause() if what == "pause" else client.stop()
-    _report(run.status(), False)
-    return 0
-
-
 def _inspect(args: argparse.Namespace) -> int:
     from .flux.variants import inspect_file
 
     info = inspect_file(args.file)
     if args.json:
-        _print(json.dumps(dataclasses.asdict(info)))
+        write_line(json.dumps(dataclasses.asdict(info)))
     elif info.trainable:
-        _print(f"{info.path}: FLUX.1 {info.variant}, {info.params:,} parameters, {info.dtype}: it can be trained")
+        write_line(f"{info.path}: FLUX.1 {info.variant}, {info.params:,} parameters, {info.dtype}: it can be trained")
     else:
         raise ValueError(info.reason)
     return 0

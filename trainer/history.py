@@ -18,6 +18,8 @@ class History:
         self.step = 0
         self.target: int | None = None
         self.error: str | None = None
+        self.on_the_way: int | None = None
+        """The step at which it is paused because a client asked for that, to sample; it goes on by itself."""
         self.steps: list[dict[str, Any]] = []
         self.evals: list[dict[str, Any]] = []
         self.validations: list[dict[str, Any]] = []
@@ -25,6 +27,8 @@ class History:
         """The learning rate that was set while the run trained; None: that of the settings."""
         self.unsaved_seconds = 0.0
         """Seconds of training since the newest save point: what a power cut would cost now."""
+        self.spiked: int | None = None
+        """The step of the newest spike that was told."""
         self.save_failed: str | None = None
         """Why the newest save point could not be made; None: it could."""
         self.memory: dict[str, Any] = {}
@@ -38,7 +42,7 @@ class History:
 
     def _on_state(self, event: dict[str, Any]) -> None:
         self.state = event["state"]
-        self.error = event.get("error")
+        self.error, self.on_the_way = event.get("error"), event.get("on_the_way")
         self.target = event.get("target", self.target)
         self.memory = {}  # until the next measurement: parked or gone, it has given it back
 
@@ -55,6 +59,9 @@ class History:
 
     def _on_validated(self, event: dict[str, Any]) -> None:
         self.validations.append(event)
+
+    def _on_spike(self, event: dict[str, Any]) -> None:
+        self.spiked = event["step"]
 
     def _on_saved(self, event: dict[str, Any]) -> None:
         self.unsaved_seconds, self.save_failed = 0.0, None
@@ -73,7 +80,7 @@ class History:
         self.memory = event
 
     def _on_resumed(self, event: dict[str, Any]) -> None:
-        self.step, self.unsaved_seconds = event["step"], 0.0
+        self.step, self.unsaved_seconds, self.spiked = event["step"], 0.0, None
         self.steps, self.evals, self.validations = (
             [e for e in told if e["step"] <= self.step] for told in (self.steps, self.evals, self.validations))
 
@@ -94,6 +101,7 @@ class History:
             "lr_set": self.lr_set,
             "seconds_per_step": seconds,
             "error": self.error,
+            "on_the_way": self.on_the_way,
             "loss_first": self.steps[0]["loss"] if self.steps else None,
             "eval_loss": self.evals[-1]["loss"] if self.evals else None,
             "eval_loss_first": self.evals[0]["loss"] if self.evals else None,

@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from . import flow
-from .data.batches import batch_indices, counters_of
+from .data.batches import Dataset, batch_indices, batch_number, counters_of
 from .engine import Engine
 from .flux.model import patchify
+from .memory.averaged import visit_average
 from .walk import MicroBatch, Stage, predict_head, walk_back, walk_out
 
 log = logging.getLogger(__name__)
@@ -25,19 +27,24 @@ EVALUATED = 16
 
 
 class NonFiniteLoss(ValueError):
-    """The loss is NaN or infinite; no weight was changed by that step."""
+    """The loss is NaN or infinite; no weight was changed by that step. ``batch``: the number of what was trained."""
+
+    def __init__(self, message: str, batch: int) -> None:
+        super().__init__(message)
+        self.batch = batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
     """What one update did.
 
-    ``seconds`` is wall time; ``timesteps`` the noise level of each sample; ``not_finite`` names the stages whose
-    gradients were not all finite: what they hold of that dtype was left as it was. ``partial``: the step was cut short
-    when so many stages, of so many, had been updated.
+    ``batch`` is the number of the batch (``batches.batch_number``); ``seconds`` is wall time; ``timesteps`` the noise
+    level of each sample; ``not_finite`` names the stages whose gradients were not all finite: what they hold of that
+    dtype was left as it was. ``partial``: the step was cut short when so many stages, of so many, had been updated.
     """
 
     step: int
+    batch: int
     loss: float
     lr: float
     seconds: float
@@ -50,22 +57,23 @@ class StepReport:
 class Trainer(Engine):
     """The engine in training, one step at a time, and what else is asked of its weights. Used by one thread."""
 
-    _begun = (0.0, StepReport(step=0, loss=math.nan, lr=0.0, seconds=0.0, samples=(), timesteps=()))
+    _begun = (0.0, StepReport(step=0, batch=0, loss=math.nan, lr=0.0, seconds=0.0, samples=(), timesteps=()))
     """When the step under way was begun, and its report so far."""
 
     def train_step(self) -> StepReport:
         """One update of all weights. Raises ``NonFiniteLoss`` before any weight has changed."""
         started, step, recipe = time.perf_counter(), self.step + 1, self.config.recipe
         lr = flow.learning_rate(self.config.optimizer.lr, recipe, step)
-        samples = batch_indices(self.data.shapes, recipe.batch_size, recipe.training_seed, step, self.data.repeats)
+        batch = batch_number(step, self.skipped)
+        samples = batch_indices(self.data.shapes, recipe.batch_size, recipe.training_seed, batch, self.data.repeats)
         counters = counters_of(recipe.training_seed, self.rollbacks, step, samples)
         levels = [flow.timestep(recipe, self.data.shapes[i], *c) for i, c in zip(samples, counters, strict=True)]
         micros = self._micro_batches(samples, levels, counters)
 
         def check() -> None:
-            loss = self._finite_loss(micros, samples, levels, step)
-            report = StepReport(step=step, loss=loss, lr=lr, seconds=0.0, samples=(*samples,), timesteps=(*levels,))
-            self._begun = started, report
+            loss = self._finite_loss(micros, samples, levels, step, batch)
+            self._begun = started, StepReport(step=step, batch=batch, loss=loss, lr=lr, seconds=0.0,
+                                              samples=(*samples,), timesteps=(*levels,))  # fmt: skip
 
         self._walk(micros, lr=lr, step=step, check=check)
 
@@ -95,7 +103,7 @@ class Trainer(Engine):
         arenas = [stage.arena for stage in back]
         self.keeper.clear()
         self.conveyor.begin([*(stage.arena for stage in body), *arenas], updates=arenas)
-        walk_out(self.conveyor, body, micros, self.keeper)
+        walk_out(self.conveyor.visit, body, micros, self.keeper)
         for stage in back:
             with self.conveyor.visit(stage.arena):
                 for m in reversed(micros):
@@ -132,48 +140,65 @@ class Trainer(Engine):
         self.warm_up()
 
     @torch.no_grad()
-    def predict(self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor, guidance: Tensor | None) -> Tensor:
-        """Velocity of the weights as they are: float32 on the CPU, [B, C, h, w] like ``x``; see ``Flux.forward``."""
+    def predict(
+        self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor, guidance: Tensor | None, *,
+        ema: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Velocity of the weights as they are: float32 on the CPU, [B, C, h, w] like ``x``; see ``Flux.forward``.
+
+        ``ema``: of their running average, at the price told in ``memory/averaged.py``; ``ValueError`` where there is
+        none. Either way the weights stay as they are.
+        """
+        self.check_average(ema)
         m = self._micro_batch(x, timestep, context, pooled, guidance)
         *body, head = self.stages
+        visit = partial(visit_average, self.conveyor) if ema else self.conveyor.visit
         self.conveyor.begin([stage.arena for stage in self.stages])
-        walk_out(self.conveyor, body, [m])
-        with self.conveyor.visit(head.arena):
+        walk_out(visit, body, [m])
+        with visit(head.arena):
             return predict_head(self.model, m.hidden, m).float().cpu()
 
-    @torch.no_grad()
     def evaluate(self) -> float:
         """Mean loss of up to 16 samples at fixed noise and noise levels: comparable between steps."""
-        samples = range(min(EVALUATED, len(self.data.shapes)))
+        return self._measure(self.data, "evaluate", min(EVALUATED, len(self.data.shapes)))
+
+    def validate(self) -> float | None:
+        """The same of all pictures that are never trained; None where there are none."""
+        held_out = self.data.validation
+        return None if held_out is None else self._measure(held_out, "validate", len(held_out.shapes))
+
+    @torch.no_grad()
+    def _measure(self, data: Dataset, key: str, count: int) -> float:
         # Neighbours in the folder are often alike: 7 steps around the 16 levels spread them over the range.
-        levels = [flow.fixed_timesteps(EVALUATED)[i * 7 % EVALUATED] for i in samples]
+        levels = [flow.fixed_timesteps(EVALUATED)[i * 7 % EVALUATED] for i in range(count)]
         total = 0.0
-        for i, level in zip(samples, levels, strict=True):
-            (m,) = self._micro_batches([i], [level], [("evaluate", i)], train=False)
+        for i, level in enumerate(levels):
+            (m,) = self._micro_batches([i], [level], [(key, i)], train=False, data=data)
             self.conveyor.begin([stage.arena for stage in self.stages])
-            walk_out(self.conveyor, self.stages, [m])
+            walk_out(self.conveyor.visit, self.stages, [m])
             assert m.losses is not None
             total += float(m.losses.sum())
-        return total / len(samples)
+        return total / count
 
     def _inputs(self, stage: Stage, m: MicroBatch) -> AbstractContextManager[tuple[Tensor, ...]]:
         """What the stage was given on the way out: for the last one that is what ``m`` still carries."""
         return nullcontext(m.hidden) if stage is self.stages[-1] else self.keeper.taken()
 
     def _micro_batches(
-        self, samples: Sequence[int], levels: Sequence[float], counters: Sequence[tuple], *, train: bool = True
-    ) -> list[MicroBatch]:
+        self, samples: Sequence[int], levels: Sequence[float], counters: Sequence[tuple], *, train: bool = True,
+        data: Dataset | None = None,
+    ) -> list[MicroBatch]:  # fmt: skip
         recipe, size = self.config.recipe, self.plan.micro_batch or len(samples)
         micros = []
         for start in range(0, len(samples), size):
             part = slice(start, start + size)
-            data = self.data.examples(samples[part], counters[part], recipe.caption_dropout, train=train)
-            noise = torch.stack([flow.noise_like(data.latents.shape[1:], *c) for c in counters[part]])
+            found = (data or self.data).examples(samples[part], counters[part], recipe.caption_dropout, train=train)
+            noise = torch.stack([flow.noise_like(found.latents.shape[1:], *c) for c in counters[part]])
             t = torch.tensor(levels[part], dtype=torch.float32)
-            x, target = flow.noised(data.latents, noise, t)
-            m = self._micro_batch(x, t, data.context, data.pooled, torch.full_like(t, recipe.guidance))
+            x, target = flow.noised(found.latents, noise, t)
+            m = self._micro_batch(x, t, found.context, found.pooled, torch.full_like(t, recipe.guidance))
             m.target, m.share = target.to(self.device), 1 / len(samples)
-            m.weight = data.weight if data.weight is None else data.weight.to(self.device)
+            m.weight = found.weight if found.weight is None else found.weight.to(self.device)
             micros.append(m)
         return micros
 
@@ -194,16 +219,22 @@ class Trainer(Engine):
             latent_size=(height, width),
         )
 
+    def where(self, samples: Sequence[int], levels: Sequence[float]) -> str:
+        """The pictures and their noise levels, for messages."""
+        pairs = zip(self.data.names(samples), levels, strict=True)
+        told = [f"{name} at noise level {level:.3f}" for name, level in pairs]
+        return ", ".join(told[:10]) + (f" and {len(told) - 10} more" if len(told) > 10 else "")
+
     def _finite_loss(
-        self, micros: Sequence[MicroBatch], samples: Sequence[int], levels: Sequence[float], step: int
+        self, micros: Sequence[MicroBatch], samples: Sequence[int], levels: Sequence[float], step: int, batch: int
     ) -> float:
         each = torch.cat([m.losses for m in micros if m.losses is not None]).tolist()
         bad = [i for i, value in enumerate(each) if not math.isfinite(value)]
         if bad:
-            names = self.data.names([samples[i] for i in bad])
-            where = ", ".join(f"{name} at noise level {levels[i]:.3f}" for name, i in zip(names, bad, strict=True))
+            where = self.where([samples[i] for i in bad], [levels[i] for i in bad])
             raise NonFiniteLoss(
                 f"the loss of step {step} is not a number ({where}); no weight was changed. Lower the "
-                "learning rate, or take those pictures out of the dataset"
+                "learning rate, or take those pictures out of the dataset",
+                batch,
             )
         return sum(each) / len(each)

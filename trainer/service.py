@@ -6,7 +6,9 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .export import ExportOptions
 from .protocol import VERSION, Message, Peer
+from .settings import from_dict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +22,8 @@ class Service:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._owners = 0
+        self._cancelled = False
+        """Whether the export under way is not wanted any more."""
         self._lock = threading.Lock()
 
     def handle(self, peer: Peer, request: dict[str, Any], tensors: Mapping[str, Tensor]) -> Message:
@@ -65,14 +69,26 @@ class Service:
         self._worker.stop()
 
     def _on_save(self, *_: Any) -> int:
-        return self._worker.save()
+        return self._worker.do(lambda session: session.save())
+
+    def _on_set_lr(self, _: Peer, request: dict[str, Any], __: Any) -> None:
+        self._worker.do(lambda session: session.set_lr(request["lr"]))
+
+    def _on_roll_back(self, _: Peer, request: dict[str, Any], __: Any) -> int:
+        return self._worker.roll_back(request.get("step"), bool(request.get("fresh")))
 
     def _on_predict(self, _: Peer, request: dict[str, Any], tensors: Mapping[str, Tensor]) -> Message:
-        return {"ok": None}, {"velocity": self._worker.predict(tensors, request.get("step"))}
+        step, ema = request.get("step"), bool(request.get("ema"))
+        return {"ok": None}, {"velocity": self._worker.do(lambda session: session.predict(tensors, step, ema=ema))}
 
     def _on_evaluate(self, *_: Any) -> dict[str, Any]:
-        return self._worker.evaluate()
+        return self._worker.do(lambda session: session.evaluate())
 
     def _on_export(self, _: Peer, request: dict[str, Any], __: Any) -> dict[str, Any]:
-        return self._worker.export(request["path"], request["dtype"], request.get("metadata"),
-                                   bool(request.get("overwrite")))
+        options, worker = from_dict(ExportOptions, request["options"], "export"), self._worker
+        self._cancelled = False
+        return worker.do(lambda session: session.export(request["path"], options,
+                                                        lambda: self._cancelled or worker.closing))
+
+    def _on_cancel_export(self, *_: Any) -> None:
+        self._cancelled = True

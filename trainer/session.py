@@ -86,8 +86,8 @@ class Session:
                           fill=fill)
         self._fitting.begin(trainer, plan)
         if source is not None:
-            source = self.run.resume(trainer.load)
-            assert trainer.step == source.step, (trainer.step, source)
+            taken = self.run.resume(trainer.load)  # an earlier one, if that is damaged
+            assert taken is not None and trainer.step == taken.step, (trainer.step, taken)
         self._described = described
         self.activity = "idle"
         return trainer
@@ -170,7 +170,7 @@ class Session:
         spiked = self.run.log.history().spiked
         if usual is not None and not (spiked is not None and report.step - spiked <= spikes.QUIET):
             self.event("spike", step=report.step, loss=report.loss, usual=usual)
-        if time.monotonic() - self._measured >= MEASURED:
+        if time.monotonic() - self._measured >= MEASURED and hasattr(trainer, "usage"):
             self._measured = time.monotonic()
             used = trainer.usage()
             self.event("memory", vram_gb=used["vram_gb"], ram_gb=used["ram_gb"], waits=used["waits_for"])
@@ -219,7 +219,7 @@ class Session:
         try:
             if source is not None:
                 trainer.load(source)
-            source = self.run.take_back(source, why=why, skip=skip)
+            self.run.take_back(source, why=why, skip=skip)
             self._tell(self.run.events()[-1])
             if source is None:  # the model's own weights
                 self.drop()
@@ -287,7 +287,7 @@ class Session:
         if missing:
             raise ValueError(f"a prediction needs {missing[0]}")
         return trainer.predict(tensors["x"], tensors["timestep"], tensors["context"], tensors["pooled"],
-                               tensors.get("guidance"), ema=ema)
+                               tensors.get("guidance"), **({"ema": True} if ema else {}))
 
     def export(self, path: str, options: ExportOptions, ended: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Write a file of the run to ``path``; see ``export.export``. ``ended``: whether it is to be given up."""

@@ -12,8 +12,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from . import files
 from .events import OPEN_STATES
@@ -24,9 +24,6 @@ from .run import RunDirectory
 from .service import Service
 from .session import Session
 from .signals import caught_signals
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -62,7 +59,8 @@ class Worker:
         self._jobs = Jobs()
         self._lock = threading.RLock()  # of goal and state: held for moments, never during a step
         self._goal, self._new_goal = until, False
-        self._pause_at: int | None = None
+        self._pauses: set[int] = set()
+        """Steps on the way at which it pauses, for pictures. Those of several clients stand side by side."""
         self._closing = 0  # saves under way to exit after: no goal is taken meanwhile
         self._idle_since = time.monotonic()
         self._exit_code = 0
@@ -103,7 +101,8 @@ class Worker:
                     break
                 # Others append too (pictures, settings), and only a look at the file tells.
                 self.run.log.changed.wait(min(left, 0.5))
-        return {**self.run.status(), "worker": self._session.activity, "events": self.run.events(since, MAX_EVENTS)}
+        return {**self.run.status(), "worker": self._session.activity, "exporting": self._session.exporting,
+                "events": self.run.events(since, MAX_EVENTS)}
 
     def train(self, until: int, pause_at: int | None = None) -> None:
         """Set the target and return. Nothing happens where the run is there already.
@@ -128,13 +127,14 @@ class Worker:
                     self._session.transition("training", target=until)
                 elif self._goal != until:
                     self._session.event("target", target=until)
-            self._goal, self._pause_at, self._new_goal = until, pause_at, True
+            if pause_at is not None:
+                self._pauses.add(pause_at)
+            self._goal, self._new_goal = until, True
         self._jobs.wake()
 
     def pause(self, wait: bool = True) -> None:
         """Stop within one step and give back the VRAM; nothing is written. ``wait``: until that is so."""
-        with self._lock:
-            self._goal = self._pause_at = None
+        self._give_up_goal()
         if wait:
             self._jobs.call(self._pause)
         else:
@@ -144,7 +144,7 @@ class Worker:
         """Stop within one step, save and exit; returns when it is saved. If that fails the worker lives on."""
         with self._lock:
             self._closing += 1
-            self._goal = self._pause_at = None
+            self._give_up_goal()
         try:
             self._jobs.call(self._stop)
         except BaseException:
@@ -162,28 +162,29 @@ class Worker:
         self.quitting = self.quitting or why
         self._jobs.wake()
 
-    def save(self) -> int:
-        """Make a save point of the step the run is at, and return that."""
-        return self._have_done(self._session.save)
+    def do(self, work: Callable[[Session], T]) -> T:
+        """Have ``work`` done with the engine between two steps, and return what it returns."""
 
-    def predict(self, tensors: Mapping[str, Tensor], step: int | None = None) -> Tensor:
-        """Velocity of the weights as they are; ``RunMovedOn`` if ``step`` is given and the run is elsewhere."""
-        return self._have_done(lambda: self._session.predict(tensors, step))
-
-    def evaluate(self) -> dict[str, Any]:
-        """The loss at fixed noise and timesteps, and the step it is of."""
-        return self._have_done(self._session.evaluate)
-
-    def export(self, path: str, dtype: str, metadata: Mapping[str, str] | None, overwrite: bool) -> dict[str, Any]:
-        """Write the weights as they are to ``path``."""
-        return self._have_done(lambda: self._session.export(path, dtype, metadata, overwrite))
-
-    def _have_done(self, work: Callable[[], T]) -> T:
         def checked() -> T:
             self._refuse_if_useless()
-            return work()
+            return work(self._session)
 
         return self._jobs.call(checked)
+
+    def roll_back(self, step: int | None, fresh: bool) -> int:
+        """Stop within one step and go back to the save point or checkpoint of ``step``; returns its step."""
+        self._give_up_goal()
+
+        def back(session: Session) -> int:
+            self._halt()
+            return session.roll_back(step, fresh=fresh)
+
+        return self.do(back)
+
+    def _give_up_goal(self) -> None:
+        with self._lock:
+            self._goal = None
+            self._pauses.clear()
 
     def _refuse_if_useless(self) -> None:
         if self.failure is not None:
@@ -278,15 +279,16 @@ class Worker:
                 return
             if trainer.step == 0:
                 session.evaluate_once()
+                session.validate_once()
             step = session.step() if trainer.step < goal else trainer.step
             with self._lock:  # both at one moment: whoever pauses takes both back
-                goal, pause_at = self._goal, self._pause_at
+                goal, due = self._goal, {at for at in self._pauses if at <= step}
             if goal is None or self.quitting:
                 return
             if step >= goal:
                 self._reach(goal)
-            elif pause_at is not None and step >= pause_at:
-                self._pause_on_the_way(pause_at)
+            elif due:
+                self._pause_on_the_way(due, step)
         except Exception as error:
             self._training_failed(error)
 
@@ -301,19 +303,22 @@ class Worker:
     def _reach(self, goal: int) -> None:
         self._session.save()
         self._session.evaluate_once()
+        self._session.validate_once()
         with self._lock:
             if self._goal == goal:  # nobody has asked for more meanwhile, or to pause
-                self._goal = self._pause_at = None
+                self._give_up_goal()
                 self._session.transition("finished")
 
-    def _pause_on_the_way(self, at: int) -> None:
+    def _pause_on_the_way(self, due: set[int], step: int) -> None:
         with self._lock:
-            if self._pause_at == at:  # nobody has asked for more meanwhile
-                self._halt()
+            if self._goal is not None and due <= self._pauses:  # nobody has paused it meanwhile
+                self._pauses -= due
+                self._goal = None
+                self._session.transition("paused", on_the_way=step)
 
     def _halt(self) -> None:
         with self._lock:
-            self._goal = self._pause_at = None
+            self._give_up_goal()
             if self._session.state == "training":
                 self._session.transition("paused")
 
@@ -321,7 +326,7 @@ class Worker:
         """A user's error leaves whole weights and a worker that answers; anything else ends it, and says why."""
         trainer = self._session.trainer
         with self._lock:
-            self._goal = self._pause_at = None
+            self._give_up_goal()
             self._session.fail(error)
             if not isinstance(error, ValueError) or trainer is None or trainer.torn:
                 self._exit_code, self.quitting = EXIT_FAILED, "training failed"

@@ -76,7 +76,7 @@ def test_a_pause_between_any_two_looks_at_the_goal_pauses(tiny, reads):
 
         def __getattribute__(self, name):
             value = super().__getattribute__(name)
-            if name in ("_goal", "_pause_at") and self.left is not None:
+            if name in ("_goal", "_pauses") and self.left is not None:
                 if self.left == 0:
                     self.left = None
                     # From another thread, as a client's request: the lock, where it is held, keeps it waiting.
@@ -118,20 +118,22 @@ def test_a_pause_just_before_the_target_is_reached_is_a_pause(tiny, serve):
     assert wait_for_state(client, "finished")["step"] == 1
 
 
-def test_a_new_goal_just_before_the_pause_on_the_way_is_gone_after(tiny, serve):
+def test_a_pause_just_before_the_pause_on_the_way_is_the_users(tiny, serve):
     run = make(tiny)
     worker, client = serve(run)
-    wait_for_state(client, "paused")
-    halt = worker._pause_on_the_way
+    pause = worker._pause_on_the_way
 
-    def late(at):
-        worker._pause_on_the_way = halt
-        worker.train(3)
-        halt(at)
+    def late(due, step):
+        worker.pause(wait=False)
+        pause(due, step)
 
     worker._pause_on_the_way = late
     client.train(2, pause_at=1)
-    assert wait_for_state(client, "finished")["step"] == 3
+    wait_for(lambda: client.status()["step"] == 1 and client.status()["state"] == "paused")
+    assert client.status()["on_the_way"] is None
+    worker._pause_on_the_way = pause
+    client.train(2)
+    assert wait_for_state(client, "finished")["step"] == 2
 
 
 # -- closing

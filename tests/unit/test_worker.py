@@ -105,6 +105,24 @@ def test_pausing_on_the_way_for_a_picture(tiny, serve):
     assert wait_for_state(client, "finished")["step"] == 6
 
 
+def test_the_pauses_that_two_clients_ask_for_stand_side_by_side(tiny, serve):
+    run = make(tiny)
+    _, client = serve(run)
+    with open_run(run.path, launch=False) as other:
+        client.train(8, pause_at=4)
+        other.train(8, pause_at=2)
+        status = wait_for_state(client, "paused")
+        assert (status["step"], status["on_the_way"]) == (2, 2)
+        other.train(8, pause_at=6)
+        wait_for(lambda: client.status()["on_the_way"] == 4)
+        client.train(8)
+        wait_for(lambda: client.status()["on_the_way"] == 6)
+        client.pause()
+        other.train(8)
+        status = wait_for_state(other, "finished")
+        assert status["step"] == 8 and status["on_the_way"] is None
+
+
 def test_stopping_saves_frees_the_run_and_training_goes_on_later(tiny, serve):
     run = make(tiny, **SLOW)
     _, client = serve(run)

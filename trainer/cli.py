@@ -103,6 +103,7 @@ _PLUGINS = {
     "demo": "Train the tiny demo model on drawn shapes, from nothing to pictures.",
     "scan": "Look through a folder of pictures and captions.",
     "plan": "Say what memory a run takes, whether that fits, and how long a step should take.",
+    "verify": "Read all that a run has saved, and say whether it is what was written.",
     "doctor": "Check and measure this machine: a text for bug reports, and speeds for the plan.",
 }
 
@@ -116,6 +117,10 @@ def _plugin(name: str) -> ModuleType:
         from . import plan_cli
 
         return plan_cli
+    if name == "verify":
+        from . import verify
+
+        return verify
     if name == "doctor":
         from .memory import doctor
 

@@ -7,11 +7,31 @@ import os
 import time
 from pathlib import Path
 
-from . import files
+from . import files, savepoints
 
 log = logging.getLogger(__name__)
 YOUNG = 60.0
 """Seconds for which a small file may be in the making by a client, who needs no lock for it."""
+
+
+def prepare(root: Path) -> None:
+    """Make ``root`` ready for a new run, whatever is left of an earlier one. ``ValueError`` if a worker still has that,
+    or it cannot be.
+    """
+    try:
+        if (root / "lock").exists():  # of a run that was deleted, but not wholly
+            with open(root / "lock", "a+b") as file, files.exclusive(file, 2.0) as free:
+                if not free:
+                    raise ValueError(f"a run that was in {root} is still open in a worker: stop that, or choose"
+                                     " another name")
+        for folder in ("samples", "state", "checkpoints"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        # Of a creation that was cut short, or of a run that was deleted, but not wholly.
+        for name in ("events.jsonl", "model.json"):
+            files.unlink(root / name)
+        savepoints.clear(root / "state")
+    except OSError as error:
+        raise ValueError(f"{root} cannot be made: {error.strerror or error}") from None
 
 
 def sweep(run: Path) -> None:

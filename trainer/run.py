@@ -21,7 +21,6 @@ Whoever holds ``lock`` may change ``state/`` and move the run from state to stat
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import secrets
@@ -33,10 +32,12 @@ from . import files, savepoints, sources, weights_only
 from .compare import ASK, MAY_CHANGE, REFUSE, Difference, compare, flat, relocate
 from .config import FORMAT_VERSION, RunConfig
 from .data.manifest import check_manifest
-from .events import OPEN_STATES, TRANSITIONS, EventLog
-from .leftovers import sweep
+from .events import TRANSITIONS, EventLog
+from .leftovers import prepare, sweep
+from .model_note import noted_flux
 from .savepoints import Source
 from .settings import from_dict, to_dict
+from .status import status
 
 if TYPE_CHECKING:
     from .flux.variants import FileInfo
@@ -71,20 +72,7 @@ class RunDirectory:
         root = Path(os.path.abspath(path))
         if (root / "config.json").exists():
             raise ValueError(f"{root} already holds a run: choose another name or delete it")
-        try:
-            if (root / "lock").exists():  # of a run that was deleted, but not wholly
-                with open(root / "lock", "a+b") as file, files.exclusive(file, 2.0) as free:
-                    if not free:
-                        raise ValueError(f"a run that was in {root} is still open in a worker: stop that, or choose"
-                                         " another name")
-            for folder in ("samples", "state", "checkpoints"):
-                (root / folder).mkdir(parents=True, exist_ok=True)
-            # Of a creation that was cut short, or of a run that was deleted, but not wholly.
-            for name in ("events.jsonl", "model.json"):
-                files.unlink(root / name)
-            savepoints.clear(root / "state")
-        except OSError as error:
-            raise ValueError(f"{root} cannot be made: {error.strerror or error}") from None
+        prepare(root)
         files.write_json(root / "run.json", {"format": FORMAT_VERSION, "uid": secrets.token_hex(8), "rollbacks": 0})
         files.write_json(root / "dataset.json", dataset)
         EventLog(root / "events.jsonl").append("state", durable=True, state="created")
@@ -117,21 +105,7 @@ class RunDirectory:
 
         ``ValueError`` in one line if it has to be looked at and cannot be trained.
         """
-        from .flux.variants import FileInfo, require_flux
-
-        note, path = self.path / "model.json", self.config.model.flux
-        if resumed:
-            # Without the note, or with another version's, the file is looked at.
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                noted = files.read_json(note)
-                sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in noted.pop("flux").items()}
-                return FileInfo(path=path, flux=sizes, **noted)
-        info = require_flux(path)
-        try:
-            files.write_json(note, {k: v for k, v in dataclasses.asdict(info).items() if k != "path"})
-        except OSError as error:  # a full disk: it will do without
-            log.warning("%s could not be written: %s", note, error.strerror or error)
-        return info
+        return noted_flux(self.path / "model.json", self.config.model.flux, noted=resumed)
 
     @property
     def uid(self) -> str:
@@ -212,26 +186,7 @@ class RunDirectory:
         ``step`` counts the updates made; ``resume_step`` is the step whose weights one gets by opening the run now:
         lower than ``step`` when it was interrupted after its last save point.
         """
-        # The lock first: a worker writes its last state before it lets go, so a free lock makes the state final.
-        alive = self.worker_alive()
-        with self.log.changed:
-            known = self.log.history().summary()
-        saved, source = self.latest_save_point(), self.source()
-        # A worker says that it prepares an instant before it says where it answers.
-        starting = known["state"] == "preparing" and self.locked()
-        if known["state"] in OPEN_STATES and not alive and not starting:
-            known["state"] = "interrupted"
-        config, rate = self.config, known["seconds_per_step"]
-        return {
-            "run": self.name,
-            **known,
-            "save_point_step": saved.step if saved else None,
-            "resume_step": known["step"] if alive else (source.step if source else 0),
-            "images_per_second": config.recipe.batch_size / rate if rate else None,
-            "worker": "alive" if alive else None,
-            "uid": self.uid,
-            "rollbacks": self.rollbacks,
-        }
+        return status(self)
 
     # -- who has it open
 
@@ -268,9 +223,14 @@ class RunDirectory:
 
     # -- save points and checkpoints
 
+    @property
+    def saved_in(self) -> tuple[Path, str]:
+        """The folder of the save points, and whose they are: what ``savepoints`` asks for."""
+        return self.path / "state", self.uid
+
     def save_points(self) -> list[Source]:
         """The whole save points, oldest first."""
-        return savepoints.save_points(self.path / "state", self.uid)
+        return savepoints.save_points(*self.saved_in)
 
     def latest_save_point(self) -> Source | None:
         """The newest whole save point."""
@@ -279,11 +239,11 @@ class RunDirectory:
 
     def write_save_point(self, step: int, write: Callable[[Path], Mapping[str, str] | None], keep: int = 1) -> Source:
         """Make a save point from the files that ``write`` puts into a folder; see ``savepoints``. Needs the lock."""
-        return savepoints.write_save_point(self.path / "state", self.uid, step, write, keep)
+        return savepoints.write_save_point(*self.saved_in, step, write, keep)
 
-    def checkpoints(self) -> list[Source]:
-        """The run's weights-only checkpoints, oldest first."""
-        return weights_only.checkpoints(self.path / "checkpoints", self.uid)
+    def checkpoints(self, *, damaged: bool = False) -> list[Source]:
+        """The run's weights-only checkpoints, oldest first; ``damaged``: also what is called like one, but is none."""
+        return weights_only.checkpoints(self.path / "checkpoints", self.uid, damaged=damaged)
 
     def write_checkpoint(self, step: int, entries: Sequence[Entry], metadata: Mapping[str, str], keep: int = 0) -> Path:
         """Make a weights-only checkpoint of bf16 ``entries``; see ``weights_only``. Needs the lock."""

@@ -45,7 +45,7 @@ def resume(run: RunDirectory, load: Callable[[Source], object]) -> Source | None
     """
     left = sources(run)
     newest = left[-1].step if left else -1
-    for step, path in savepoints.damaged(run.path / "state", run.uid):
+    for step, path in savepoints.damaged(*run.saved_in):
         if step > newest:
             error = "; ".join(savepoints.missing(path))
             _require_another(run, left, error)
@@ -89,7 +89,7 @@ def find(run: RunDirectory, step: int | None, *, fresh: bool = False, checkpoint
     that in any case. ``ValueError`` where there is nothing of that step.
     """
     points, weights = sources(run), run.checkpoints()
-    if step is None and not checkpoint and not points and savepoints.damaged(run.path / "state", run.uid):
+    if step is None and not checkpoint and not points and savepoints.damaged(*run.saved_in):
         raise ValueError(f"run {run.name!r} has only damaged save points: put their files back from a copy, or go"
                          " back to the model's weights (rollback --to 0)")
     if step == 0 or (step is None and not checkpoint and not points):
@@ -117,7 +117,7 @@ def take_back(run: RunDirectory, source: Source | None, *, skip: int | None = No
             note = {"step": at, "checkpoint": None if source.path.is_dir() else source.path.name}
     skipped = run.skipped if skip is None else (*run.skipped, skip)
     run.note(rollbacks=run.rollbacks + 1, resume=note, skipped=sorted(set(skipped)) or None)
-    savepoints.remove_later(run.path / "state", run.uid, at)
+    savepoints.remove_later(*run.saved_in, at)
     told: dict[str, Any] = {"why": why, "skipped": skip, "fresh": note is not None or None}
     run.append("rolled_back", durable=True, step=at, **{k: v for k, v in told.items() if v is not None and v != ""})
     return source

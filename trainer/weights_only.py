@@ -22,11 +22,14 @@ RUN = "flux_fft.run"
 """Metadata: uid and roll-backs of the run that a checkpoint is of."""
 
 
-def checkpoints(folder: Path, uid: str) -> list[Source]:
-    """The whole ones of the run ``uid`` in ``folder``, oldest first. What others have put there is left out."""
+def checkpoints(folder: Path, uid: str, *, damaged: bool = False) -> list[Source]:
+    """The whole ones of the run ``uid`` in ``folder``, oldest first. What others have put there is left out.
+
+    ``damaged``: also what is called like one and cannot be read.
+    """
     names = os.listdir(folder) if folder.is_dir() else []
     found = [Source(int(m[1]), folder / m[0], fresh=True) for m in map(_NAME.match, sorted(names)) if m]
-    return sorted((one for one in found if _is_ours(one.path, uid)), key=lambda one: one.step)
+    return sorted((one for one in found if _is_ours(one.path, uid, unread=damaged)), key=lambda one: one.step)
 
 
 def write_checkpoint(
@@ -69,8 +72,8 @@ def _prune(folder: Path, uid: str, keep: int, spared: set[Path | None]) -> int:
     return removed
 
 
-def _is_ours(path: Path, uid: str) -> bool:
+def _is_ours(path: Path, uid: str, unread: bool = False) -> bool:
     try:
         return read_header(path).metadata.get(RUN, "").partition(".")[0] == uid
     except (ValueError, OSError):
-        return False
+        return unread

@@ -1,0 +1,34 @@
+"""Where a run stands, from its directory alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .events import OPEN_STATES
+
+if TYPE_CHECKING:
+    from .run import RunDirectory
+
+
+def status(run: RunDirectory) -> dict[str, Any]:
+    """See ``RunDirectory.status``."""
+    # The lock first: a worker writes its last state before it lets go, so a free lock makes the state final.
+    alive = run.worker_alive()
+    with run.log.changed:
+        known = run.log.history().summary()
+    saved, source = run.latest_save_point(), run.source()
+    # A worker says that it prepares an instant before it says where it answers.
+    starting = known["state"] == "preparing" and run.locked()
+    if known["state"] in OPEN_STATES and not alive and not starting:
+        known["state"] = "interrupted"
+    config, rate = run.config, known["seconds_per_step"]
+    return {
+        "run": run.name,
+        **known,
+        "save_point_step": saved.step if saved else None,
+        "resume_step": known["step"] if alive else (source.step if source else 0),
+        "images_per_second": config.recipe.batch_size / rate if rate else None,
+        "worker": "alive" if alive else None,
+        "uid": run.uid,
+        "rollbacks": run.rollbacks,
+    }

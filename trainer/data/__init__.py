@@ -4,7 +4,8 @@ from .batches import Dataset, batch_indices, batches_per_epoch
 from .cache import Cache, prepare
 from .captions import caption_for
 from .images import load_image
-from .scan import Sample, ScanReport, scan_folder
+from .report import Sample, ScanReport
+from .scan import scan_folder
 
 __all__ = [
     "Cache",

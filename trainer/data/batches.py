@@ -7,15 +7,15 @@ same order. Nothing here imports torch until tensors are asked for.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cache import Cache
+from .counted import WHOLE, chance, mix
 from .manifest import cache_root, check_manifest
+from .store import Cache
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ Shape = tuple[int, int]
 """Height and width of a latent, in latent pixels (8 image pixels each)."""
 
 _MEMORY_BYTES = 256 << 20
-_MASK = (1 << 64) - 1
 MOST_AN_EPOCH = 5_000_000
 """Pictures times repeats that one epoch may have: its order is held in memory."""
 
@@ -44,7 +43,20 @@ def batch_indices(
         raise ValueError("the dataset has no samples: give a folder with at least one usable picture")
     frozen, times = tuple((h, w) for h, w in shapes), _times(shapes, repeats)
     epoch, place = divmod(step - 1, _count(frozen, batch_size, times))
-    return list(_epoch(frozen, batch_size, seed & _MASK, epoch, times)[place])
+    return list(_epoch(frozen, batch_size, seed & WHOLE, epoch, times)[place])
+
+
+def batch_number(step: int, skipped: Sequence[int] = ()) -> int:
+    """Number of the batch of update ``step``: the step-th whole number from 1 that is not in ``skipped`` (rising).
+
+    So a batch that is left out costs no other one and repeats none, before or after it.
+    """
+    number = step
+    for left_out in skipped:
+        if left_out > number:
+            break
+        number += 1
+    return number
 
 
 def batches_per_epoch(shapes: Sequence[Shape], batch_size: int, repeats: Sequence[int] | None = None) -> int:
@@ -108,22 +120,6 @@ def _shuffled(count: int, stream: int, times: tuple[int, ...] | None) -> list[in
     # The k-th of n repeats falls into the k-th of n equal parts of the epoch, so that they seldom share a batch.
     places = [(((k << 64) + mix(mix(stream, i), k)) // n, i) for i, n in enumerate(times) for k in range(n)]
     return [i for _, i in sorted(places)]
-
-
-def mix(a: int, b: int) -> int:
-    """A 64-bit hash of two integers (the finaliser of splitmix64 over their combination)."""
-    x = (a * 0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019) & _MASK
-    for _ in range(2):
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-        x ^= x >> 31
-    return x
-
-
-def chance(*parts: int | str) -> float:
-    """A number in [0, 1) that depends on all ``parts`` and nothing else."""
-    digest = hashlib.blake2b(repr(parts).encode("utf-8", "backslashreplace"), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,26 @@
-"""Captions as people have them: beside the picture, in whatever encoding, or not at all."""
+"""Captions as people have them: beside the picture, in a table, in whatever encoding, or not at all."""
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ..config import DatasetConfig
 from .paths import long_path
+from .tags import versions
 
-EXTENSIONS = (".txt", ".caption")
+EXTENSIONS = (".txt", ".caption", ".json")
+"""Of caption files, the one that counts first."""
+MOST_LINES = 100
+"""Captions of one picture, of which one is trained at a time."""
+TEXT_KEYS = ("caption", "captions", "text", "prompt", "description", "long_caption", "tags", "tag_string", "keywords")
+"""Where a JSON file or a table has its captions, the first that is there and not empty."""
+_TAG_KEYS = ("tags", "tag_string", "keywords")
 _MAX_BYTES = 1 << 20
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -23,23 +34,78 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
 
 @dataclass(frozen=True)
 class Caption:
-    """A picture's caption, and where it is from."""
+    """A picture's captions, and where they are from."""
 
-    text: str
+    texts: tuple[str, ...]
+    """One of them is trained at a time; none under the policies ``skip`` and ``stop``."""
     source: str
-    """``file``, ``trigger`` (the trigger word) or ``name`` (the words of the file name)."""
+    """``file``, ``table``, ``fixed`` (the text for all), or of one that has none: ``trigger`` (the trigger word),
+    ``name`` (the words of the file name), ``folder`` (those of its folder's), ``instead`` (the fixed caption) or
+    ``none``."""
     warning: str = ""
     """What the user should know about it; empty: nothing."""
 
+    @property
+    def text(self) -> str:
+        """The first caption."""
+        return self.texts[0]
+
+    @property
+    def own(self) -> bool:
+        """Whether the picture has a caption of its own, or needs none."""
+        return self.source in ("file", "table", "fixed")
+
 
 def caption_for(path: str | Path, trigger: str = "") -> Caption:
-    """The caption of a picture: its ``.txt`` or ``.caption`` file, else the trigger word, else its name's words.
+    """The caption of a picture: that beside it, else the trigger word, else its name's words. Raises nothing."""
+    return find_caption(path, DatasetConfig(folder=".", trigger_word=trigger))
 
-    All lines are joined by spaces. Anything but a readable, non-empty file comes with a warning; nothing is raised.
+
+def find_caption(path: str | Path, config: DatasetConfig, files: Sequence[str] | None = None,
+                 table: Sequence[str] = ()) -> Caption:  # fmt: skip
+    """The captions of a picture, as ``config`` wants them.
+
+    Those of the ``files`` in its folder that are called like it (None: they are looked for), else its rows in a
+    ``table``, else what ``config.missing_captions`` says. Anything but a readable, non-empty file comes with a
+    warning; nothing is raised.
     """
     path = Path(path)
+    texts, source, warning, why = (), "", "", ""
+    if config.fixed_caption.strip() and config.missing_captions != "fixed":
+        texts, source = _lines(config.fixed_caption, config), "fixed"
+    else:
+        texts, warning, why = _beside(path, config, files)
+        source = "file"
+        if not texts:
+            texts, source = tuple(line for text in table for line in _lines(text, config)), "table"
+    if len(texts) > MOST_LINES:
+        warning = f"has {len(texts)} captions: the first {MOST_LINES} are trained"
+        texts = texts[:MOST_LINES]
+    if not texts:
+        texts, source, warning = _instead(path, config, why)
+    return Caption(versions(texts, config), source, warning) if texts else Caption((), source, warning)
+
+
+def _instead(path: Path, config: DatasetConfig, why: str) -> tuple[tuple[str, ...], str, str]:
+    policy = config.missing_captions
+    if policy in ("skip", "stop"):
+        return (), "none", why
+    trigger = join_lines(config.trigger_word)
+    if policy == "fixed":
+        return _lines(config.fixed_caption, config), "instead", f"{why}: trained with the fixed caption"
+    if policy == "folder":
+        words = name_words(path.parent.name)
+        return (words,), "folder", f"{why}: trained with its folder's name, {words!r}"
+    if trigger:
+        return (trigger,), "trigger", f"{why}: trained with the trigger word, {trigger!r}"
+    words = name_words(path.stem)
+    return (words,), "name", f"{why}: trained with its name's words, {words!r}"
+
+
+def _beside(path: Path, config: DatasetConfig, files: Sequence[str] | None) -> tuple[tuple[str, ...], str, str]:
+    """Captions of the first good file, a warning about it; or why there is none."""
     why = "has no caption file"
-    for file in _beside(path):
+    for file in _candidates(path) if files is None else [path.with_name(name) for name in files]:
         try:
             with open(long_path(file), "rb") as f:
                 raw = f.read(_MAX_BYTES + 1)
@@ -52,25 +118,61 @@ def caption_for(path: str | Path, trigger: str = "") -> Caption:
             why = f"has a caption file of more than {_MAX_BYTES >> 20} MiB"
             continue
         text, doubt = decode(raw)
-        text = join_lines(text)
-        if text:
-            return Caption(text, "file", f"{file.name} {doubt}" if doubt else "")
+        found = [text]
+        if file.suffix.lower() == ".json":
+            try:
+                found = texts_in(json.loads(text))
+            except (ValueError, RecursionError) as error:
+                why = f"has a caption file that is no valid JSON ({file.name}: {' '.join(str(error).split())[:100]})"
+                continue
+        texts = tuple(line for each in found for line in _lines(each, config))
+        if texts:
+            return texts, f"{file.name} {doubt}" if doubt else "", ""
         why = f"has an empty caption file ({file.name})"
-    trigger = join_lines(trigger)
-    if trigger:
-        return Caption(trigger, "trigger", f"{why}: trained with the trigger word, {trigger!r}")
-    words = name_words(path)
-    return Caption(words, "name", f"{why}: trained with its name's words, {words!r}")
+        if file.suffix.lower() == ".json" and text.strip():
+            why = f"has a JSON file without a caption ({file.name}; looked for {', '.join(TEXT_KEYS[:5])} ...)"
+    return (), "", why
 
 
-def _beside(path: Path) -> list[Path]:
-    files: list[Path] = []
+def _candidates(path: Path) -> list[Path]:
+    names: list[Path] = []
     for extension in EXTENSIONS:
         for spelling in (extension, extension.upper(), extension.title()):
-            file = path.with_suffix(spelling)
-            if file != path:
-                files.append(file)
-    return files
+            names += [path.with_suffix(spelling), path.with_name(path.name + spelling)]
+    return [name for name in names if name != path]
+
+
+def called_like(name: str, files: Mapping[str, Sequence[str]]) -> list[str]:
+    """The caption files of a picture among those of its folder: ``files`` by their names without extension.
+
+    ``a.png`` has ``a.txt``, else ``a.png.txt``, else those of the next extension.
+    """
+    stem = name.rpartition(".")[0] or name
+    found = [f for key in dict.fromkeys((stem, name)) for f in files.get(key, ()) if f != name]
+    return sorted(found, key=lambda f: EXTENSIONS.index(f[f.rindex(".") :].lower()))
+
+
+def texts_in(value: Any, key: str = "") -> list[str]:
+    """The captions in what a JSON file holds: a text, a list of them, or an object with one under a usual key.
+
+    A list is several captions, but a list of tags is one.
+    """
+    if isinstance(value, str):
+        return [", ".join(value.split()) if key == "tag_string" else value] if value.strip() else []
+    if isinstance(value, list):
+        found = [text for each in value for text in texts_in(each, key)]
+        return [", ".join(found)] if found and key in _TAG_KEYS else found
+    if not isinstance(value, Mapping):
+        return []
+    if key in _TAG_KEYS:  # by kind, as some boards have them
+        return texts_in([text for each in value.values() for text in texts_in(each, key)], key)
+    named = {str(k).strip().lower(): v for k, v in value.items()}
+    return next((found for k in TEXT_KEYS if (found := texts_in(named.get(k), k))), [])
+
+
+def _lines(text: str, config: DatasetConfig) -> tuple[str, ...]:
+    parts = text.splitlines() if config.caption_lines == "random" else [text]
+    return tuple(line for line in map(join_lines, parts) if line)
 
 
 def decode(raw: bytes) -> tuple[str, str]:
@@ -98,11 +200,17 @@ def decode(raw: bytes) -> tuple[str, str]:
 def join_lines(text: str) -> str:
     """The text's lines joined by single spaces, without control characters and outer white space."""
     lines = (_CONTROLS.sub("", line).strip() for line in text.splitlines())
-    return " ".join(line for line in lines if line)
+    return plain(" ".join(line for line in lines if line))
 
 
-def name_words(path: Path) -> str:
-    """The words of a file's name: ``red-circle_02.png`` gives ``red circle 02``."""
-    # Names that are not valid text (a file system's raw bytes) must not break what is written later.
-    stem = path.stem.encode("utf-8", "replace").decode("utf-8")
-    return " ".join(re.split(r"[\s_.\-]+", stem)).strip() or stem
+def plain(text: str) -> str:
+    """``text`` with what is no character replaced: names of files may hold raw bytes, and JSON halves of characters."""
+    if not any("\ud800" <= c <= "\udfff" for c in text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\ufffd", "?")
+
+
+def name_words(name: str) -> str:
+    """The words of a name without extension: ``red-circle_02`` gives ``red circle 02``."""
+    name = plain(name)
+    return " ".join(re.split(r"[\s_.\-]+", name)).strip() or name

@@ -6,108 +6,64 @@ accounted for, as usable, skipped with a reason, or ignored because it is no pic
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import json
 import logging
 import os
-import stat
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ..config import DatasetConfig
-from . import images
-from .buckets import bucket_for, cropped_share, enlargement
-from .captions import EXTENSIONS as CAPTION_EXTENSIONS
-from .captions import caption_for
-from .paths import find_folder, long_path, natural, shown
+from . import images, masks
+from .buckets import buckets_for, cropped_share, enlargement
+from .captions import Caption, called_like, find_caption
+from .folders import Listing, list_folder
+from .paths import natural, shown
 from .pool import ordered_map
-
-if TYPE_CHECKING:
-    import argparse
+from .report import Sample, ScanReport
+from .sets import combine, parts_of
+from .tables import Tables
 
 log = logging.getLogger(__name__)
 
 MUCH_CROPPED = 1 / 3
 MUCH_ENLARGED = 2.0
 """From where on a crop (share of the area) or an enlargement (factor) is worth a warning."""
+Progress = Callable[[int, int], None]
+"""Called with (pictures done, pictures found); may raise to cancel."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A picture that will be trained on."""
+def scan_folder(
+    config: DatasetConfig,
+    progress: Progress | None = None,
+    look: Callable[[DatasetConfig, Progress], ScanReport] | None = None,
+) -> ScanReport:
+    """Find and decode the pictures of a dataset: of its folder, of its sub-folders, and of the folders beside.
 
-    path: str
-    """Absolute path."""
-    relative: str
-    """Path from the dataset folder, with forward slashes."""
-    width: int
-    height: int
-    """Size in pixels, upright."""
-    bucket: tuple[int, int]
-    """Width and height in pixels that it is trained at."""
-    caption: str
-    content_hash: str
-    """sha256 of the file."""
-
-
-@dataclass(kw_only=True)
-class ScanReport:
-    """All that a scan found. Paths are relative to the folder."""
-
-    folder: str
-    samples: list[Sample] = field(default_factory=list)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    """Pictures that cannot be used, and why."""
-    warnings: list[tuple[str, str]] = field(default_factory=list)
-    ignored: int = 0
-    """Files that are no pictures."""
-    uncaptioned: int = 0
-    """Usable pictures without a caption of their own."""
-
-    def buckets(self) -> list[tuple[tuple[int, int], int]]:
-        """Each bucket (width, height) and how many pictures it has, the fullest first."""
-        counts = collections.Counter(s.bucket for s in self.samples)
-        return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as ``python -m trainer scan --json`` prints it."""
-        return {
-            "images": len(self.samples) + len(self.skipped),
-            "usable": len(self.samples),
-            "ignored": self.ignored,
-            "skipped": [{"path": p, "reason": r} for p, r in self.skipped],
-            "warnings": [{"path": p, "what": w} for p, w in self.warnings],
-            "buckets": [{"width": b[0], "height": b[1], "count": n} for b, n in self.buckets()],
-            "captions": {s.relative: s.caption for s in self.samples},
-        }
-
-
-def scan_folder(config: DatasetConfig, progress: Callable[[int, int], None] | None = None) -> ScanReport:
-    """Find and decode the pictures of ``config.folder`` and its sub-folders.
-
-    ``progress`` is called with (pictures done, pictures found). Raises ``ValueError`` if there is no such folder, or
-    nothing usable in it: one line that says where it looked and for what.
+    ``look`` stands in for ``survey_folder``. Raises ``ValueError`` if there is no such folder, or nothing usable in
+    it: one line that says where it looked and for what.
     """
-    report = survey(config, progress)
-    if not report.samples:
-        raise ValueError(nothing_usable(report))
+    report = survey(config, progress, look)
+    if problem := why_not(report):
+        raise ValueError(problem)
     for what, found in (("skipped", report.skipped), ("warning", report.warnings)):
         for path, reason in found[:10]:
             log.warning("%s: %s %s", what, path, reason)
         if len(found) > 10:
             log.warning("%s: %d more", what, len(found) - 10)
     if report.uncaptioned:
-        log.warning("%d of %d pictures have no caption of their own", report.uncaptioned, len(report.samples))
+        log.warning("%d of %d pictures have no caption of their own", report.uncaptioned, report.usable)
     return report
 
 
-def nothing_usable(report: ScanReport) -> str:
-    """The line that says why a folder cannot be trained on."""
+def why_not(report: ScanReport) -> str:
+    """The line that says why a dataset cannot be trained on; empty: it can."""
+    if report.stopped:
+        text = f"{len(report.stopped)} pictures in {report.folder} have no caption (the first, {report.stopped[0]}):"
+        return f"{text} write them, or choose other missing_captions than 'stop'"
+    if report.samples:
+        return ""
     text = f"dataset folder {report.folder} has no usable picture: looked there and in its sub-folders for PNG, JPEG,"
     text += f" WebP and other pictures, found {report.ignored} other files"
     if report.skipped:
@@ -116,154 +72,108 @@ def nothing_usable(report: ScanReport) -> str:
     return text
 
 
-def survey(config: DatasetConfig, progress: Callable[[int, int], None] | None = None) -> ScanReport:
-    """``scan_folder``, but a folder without a usable picture is no error."""
-    folder = find_folder(config.folder)
-    report = ScanReport(folder=str(folder))
-    pictures = []
-    for relative in sorted(_files(folder, report), key=natural):
-        verdict = _kind(folder, relative)
-        if verdict == "picture":
-            pictures.append(relative)
-        else:
-            report.ignored += 1
-    seen: dict[str, str] = {}
+def survey(
+    config: DatasetConfig,
+    progress: Progress | None = None,
+    look: Callable[[DatasetConfig, Progress], ScanReport] | None = None,
+) -> ScanReport:
+    """``scan_folder``, but a dataset without a usable picture is no error."""
+    parts, reports, before = list(parts_of(config)), [], 0
+    for part in parts:
+        done = 0
+
+        def told(now: int, found: int, before: int = before) -> None:
+            nonlocal done
+            done = now
+            if progress is not None:
+                progress(before + now, before + found)
+
+        reports.append((look or survey_folder)(part.config, told))
+        before += done
+    return combine(parts, reports, lambda: progress(before, before) if progress is not None else None)
+
+
+def survey_folder(config: DatasetConfig, progress: Progress) -> ScanReport:
+    """What one folder holds, whatever else ``config`` names. Raises ``ValueError`` if there is no such folder."""
     started = time.perf_counter()
-    with contextlib.closing(ordered_map(_examine, (folder / p for p in pictures))) as outcomes:
-        for done, (relative, outcome) in enumerate(zip(pictures, outcomes, strict=True), 1):
+    listing = list_folder(config.folder)
+    report = ScanReport(folder=str(listing.folder), ignored=listing.ignored, masks=len(listing.masks))
+    report.skipped += listing.unlisted
+    look = _Look(config, listing, report)
+    with contextlib.closing(ordered_map(look, listing.pictures)) as outcomes:
+        for done, (relative, outcome) in enumerate(zip(listing.pictures, outcomes, strict=True), 1):
             if isinstance(outcome, images.ImageProblem):
                 report.skipped.append((shown(relative), outcome.reason))
             else:
-                _take(config, folder, relative, outcome, report, seen)
-            if progress is not None:
-                progress(done, len(pictures))
+                _take(config, listing.folder, relative, outcome, report)
+            progress(done, len(listing.pictures))
     report.skipped.sort(key=lambda item: natural(item[0]))
-    seconds = max(time.perf_counter() - started, 1e-9)
-    log.info("scanned %d pictures in %.1f s (%.0f a second)", len(pictures), seconds, len(pictures) / seconds)
+    report.seconds = max(time.perf_counter() - started, 1e-9)
+    count = len(listing.pictures)
+    log.info("scanned %d pictures in %.1f s (%.0f a second)", count, report.seconds, count / report.seconds)
     return report
 
 
-def _take(config: DatasetConfig, folder: Path, relative: str, found: images.Examined, report: ScanReport,
-          seen: dict[str, str]) -> None:  # fmt: skip
-    name = shown(relative)
+@dataclass(frozen=True)
+class _Looked:
+    found: images.Examined
+    caption: Caption
+    mask: str
+
+
+class _Look:
+    """Decodes a picture and its mask, and reads its caption; in many threads at once."""
+
+    def __init__(self, config: DatasetConfig, listing: Listing, report: ScanReport) -> None:
+        self.config, self.listing, self.tables = config, listing, Tables()
+        self.masks = masks.pair(listing.pictures, listing.masks)
+        if config.masks:
+            for mask in sorted(set(listing.masks) - set(self.masks.values()), key=natural):
+                report.warnings.append((shown(mask), "is a mask by its name, but no picture is called so"))
+        if config.fixed_caption.strip() and config.missing_captions != "fixed":
+            return
+        for table in listing.tables:
+            self.tables.read(listing.folder, table, lambda path, what: report.warnings.append((path, what)))
+        for table, names in self.tables.unused(listing.folder / p for p in listing.pictures).items():
+            report.warnings.append((table, f"names {len(names)} pictures that are not there (the first, {names[0]})"))
+
+    def __call__(self, relative: str) -> _Looked | images.ImageProblem:
+        folder, (head, name) = self.listing.folder, os.path.split(relative)
+        mask = self.masks.get(relative, "") if self.config.masks else ""
+        mask = str(folder / mask) if mask else ""
+        try:
+            found = images.examine(folder / relative, self.config, mask or None)
+        except images.ImageProblem as problem:
+            return problem
+        beside = called_like(name, self.listing.captions.get(head, {}))
+        caption = find_caption(folder / relative, self.config, beside, self.tables.of(folder / relative))
+        return _Looked(found, caption, mask)
+
+
+def _take(config: DatasetConfig, folder: Path, relative: str, looked: _Looked, report: ScanReport) -> None:
+    name, found, caption = shown(relative), looked.found, looked.caption
     try:
-        bucket = bucket_for(found.width, found.height, config)
+        buckets = buckets_for(found.width, found.height, config)
     except ValueError as error:
         report.skipped.append((name, str(error)))
         return
+    if not caption.texts:
+        report.skipped.append((name, f"{caption.warning}: pictures without one are left out by choice"))
+        if config.missing_captions == "stop":
+            report.stopped.append(name)
+        return
     notes = list(found.warnings)
-    first = seen.setdefault(found.content_hash, name)
-    if first != name:
-        notes.append(f"is the same file as {first}: it is trained twice as often")
-    share, factor = cropped_share(found.width, found.height, bucket), enlargement(found.width, found.height, bucket)
-    if share > MUCH_CROPPED:
-        notes.append(f"loses {share:.0%} of its area to the crop to {bucket[0]} x {bucket[1]} px")
-    if factor > MUCH_ENLARGED:
-        notes.append(f"is {found.width} x {found.height} px and is enlarged {factor:.1f} times")
-    caption = caption_for(folder / relative, config.trigger_word)
-    report.uncaptioned += caption.source != "file"
+    for bucket in buckets:
+        share, factor = cropped_share(found.width, found.height, bucket), enlargement(found.width, found.height, bucket)
+        if share > MUCH_CROPPED:
+            notes.append(f"loses {share:.0%} of its area to the crop to {bucket[0]} x {bucket[1]} px")
+        if factor > MUCH_ENLARGED:
+            notes.append(f"is {found.width} x {found.height} px and is enlarged {factor:.1f} times")
     if caption.warning:
         notes.append(caption.warning)
     report.warnings += [(name, note) for note in notes]
-    report.samples.append(Sample(
-        path=str(folder / relative), relative=name, width=found.width, height=found.height,
-        bucket=bucket, caption=caption.text, content_hash=found.content_hash,
-    ))  # fmt: skip
-
-
-def _examine(path: Path) -> images.Examined | images.ImageProblem:
-    try:
-        return images.examine(path)
-    except images.ImageProblem as problem:
-        return problem
-
-
-def _files(folder: Path, report: ScanReport) -> Iterator[str]:
-    """Relative paths of all files, each real directory once, however many links lead to it."""
-    seen: set[tuple[int, int] | str] = set()
-    real, linked = [""], []
-    while real or linked:
-        here = real.pop() if real else linked.pop()
-        try:
-            place = long_path(folder / here)
-            info = os.stat(place)
-            # Some network drives number no files: there the resolved path has to do.
-            identity = (info.st_dev, info.st_ino) if info.st_ino else os.path.realpath(place)
-            if identity in seen:
-                continue
-            seen.add(identity)
-            entries = list(os.scandir(place))
-        except OSError as error:
-            report.skipped.append((shown(here or "."), f"cannot be listed ({error.strerror or error})"))
-            continue
-        for entry in entries:
-            relative = os.path.join(here, entry.name)
-            try:
-                if entry.is_dir():
-                    (linked if entry.is_symlink() else real).append(relative)
-                    continue
-            except OSError:
-                pass
-            yield relative
-
-
-def _kind(folder: Path, relative: str) -> str:
-    """``picture`` by name or content (whether it can be used or not), else ``other``."""
-    parts = Path(relative).parts
-    if any(part.startswith(".") for part in parts) or "__MACOSX" in parts:
-        return "other"  # the system's own: thumbnails, AppleDouble files, version control
-    extension = os.path.splitext(relative)[1].lower()
-    path = folder / relative
-    named = extension in images.extensions() | images.RAW_EXTENSIONS | images.OTHER_EXTENSIONS
-    try:
-        # Asked before opening: to open a pipe is to wait for its writer.
-        regular = stat.S_ISREG(os.stat(long_path(path)).st_mode)
-    except OSError:
-        return "picture" if named else "other"  # a link to nothing: the decoder says so
-    if not regular:
-        return "other"
-    if named:
-        return "picture"
-    if extension in CAPTION_EXTENSIONS:
-        return "other"
-    try:
-        with open(long_path(path), "rb") as f:
-            return "picture" if images.looks_like_picture(f.read(32)) else "other"
-    except OSError:
-        return "other"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``python -m trainer scan``."""
-    parser.add_argument("folder", help="folder of pictures, with captions beside them")
-    parser.add_argument("--resolution", type=int, default=1024, help="side in pixels of the square of equal area")
-    parser.add_argument("--bucket-step", type=int, default=None, help="bucket sides are multiples of this (default 64)")
-    parser.add_argument("--trigger-word", default="", help="caption of pictures that have none")
-    parser.add_argument("--no-upscale", action="store_true", help="do not enlarge small pictures")
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-
-
-def main(args: argparse.Namespace) -> int:
-    """``python -m trainer scan``. Raises ``ValueError`` if no picture is usable, after printing what was found."""
-    # A resolution below the usual step is meant: a finer step then.
-    step = args.bucket_step or (64 if args.resolution >= 256 else 16)
-    report = survey(DatasetConfig(
-        folder=args.folder, resolution=args.resolution, bucket_step=step, trigger_word=args.trigger_word,
-        upscale=not args.no_upscale,
-    ))  # fmt: skip
-    if args.json:
-        sys.stdout.write(json.dumps(report.as_dict(), ensure_ascii=True) + "\n")
-    else:
-        sys.stdout.write(_table(report))
-    if not report.samples:
-        raise ValueError(nothing_usable(report))
-    return 0
-
-
-def _table(report: ScanReport) -> str:
-    lines = [f"{report.folder}: {len(report.samples)} usable pictures, {len(report.skipped)} skipped,"
-             f" {report.ignored} other files"]  # fmt: skip
-    lines += [f"  {w} x {h} px: {n}" for (w, h), n in report.buckets()]
-    lines += [f"  skipped: {path} {reason}" for path, reason in report.skipped]
-    lines += [f"  warning: {path} {what}" for path, what in report.warnings]
-    return "\n".join(lines) + "\n"
+    report.samples += [Sample(
+        path=str(folder / relative), relative=name, width=found.width, height=found.height, bucket=bucket,
+        captions=caption.texts, source=caption.source, content_hash=found.content_hash, thumbnail=found.thumbnail,
+        has_alpha=found.has_alpha, mask=looked.mask, mask_hash=found.mask_hash, config=config,
+    ) for bucket in buckets]  # fmt: skip

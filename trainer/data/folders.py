@@ -1,0 +1,136 @@
+"""What lies in a dataset folder: every file once, and what it is by name or content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import images
+from .captions import EXTENSIONS as CAPTION_EXTENSIONS
+from .masks import is_mask
+from .paths import find_folder, long_path, natural, shown
+from .tables import is_table
+
+
+@dataclass(kw_only=True)
+class Listing:
+    """The files of a folder and its sub-folders, as paths relative to it, in their natural order."""
+
+    folder: Path
+    pictures: list[str] = field(default_factory=list)
+    masks: list[str] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
+    captions: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """Names of caption files, by folder and by name without extension."""
+    ignored: int = 0
+    """Files that are no pictures to train, masks among them."""
+    unlisted: list[tuple[str, str]] = field(default_factory=list)
+    """Folders that cannot be looked into, and why."""
+
+
+def list_folder(text: str) -> Listing:
+    """What is in the folder that a person means by ``text``. Raises ``ValueError`` if there is none."""
+    found = Listing(folder=find_folder(text))
+    for relative in sorted((r for r, _ in _files(found.folder, found.unlisted)), key=natural):
+        kind = _kind(found.folder, relative)
+        if kind == "picture" and is_mask(relative):
+            found.masks.append(relative)
+        elif kind == "picture":
+            found.pictures.append(relative)
+            continue
+        elif kind == "other" and not _hidden(relative):
+            head, name = os.path.split(relative)
+            stem, extension = os.path.splitext(name)
+            if extension.lower() in CAPTION_EXTENSIONS:
+                found.captions.setdefault(head, {}).setdefault(stem, []).append(name)
+            if is_table(relative):
+                found.tables.append(relative)
+        found.ignored += 1
+    return found
+
+
+def state_of(text: str) -> str:
+    """A hash that changes whenever a file in the folder does: of names, sizes and times, nothing is opened.
+
+    Empty where there is no such folder. Hidden files, which the system writes when it likes, do not count.
+    """
+    try:
+        folder = find_folder(text)
+    except ValueError:
+        return ""
+    digest, files = hashlib.sha256(), []
+    for relative, entry in _files(folder, []):
+        if _hidden(relative):
+            continue
+        try:
+            info = os.stat(long_path(folder / relative)) if entry.is_symlink() else entry.stat()
+            files.append((relative, info.st_size, info.st_mtime_ns, info.st_ctime_ns))
+        except OSError:
+            files.append((relative, 0, 0, 0))
+    for facts in sorted(files):
+        digest.update(repr(facts).encode("ascii", "backslashreplace"))
+    return digest.hexdigest()
+
+
+def _files(folder: Path, unlisted: list[tuple[str, str]]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Relative paths of all files, each real directory once, however many links lead to it."""
+    seen: set[tuple[int, int] | str] = set()
+    real, linked = [""], []
+    while real or linked:
+        here = real.pop() if real else linked.pop()
+        try:
+            place = long_path(folder / here)
+            info = os.stat(place)
+            # Some network drives number no files: there the resolved path has to do.
+            identity = (info.st_dev, info.st_ino) if info.st_ino else os.path.realpath(place)
+            if identity in seen:
+                continue
+            seen.add(identity)
+            entries = list(os.scandir(place))
+        except OSError as error:
+            unlisted.append((shown(here or "."), f"cannot be listed ({error.strerror or error})"))
+            continue
+        for entry in entries:
+            relative = os.path.join(here, entry.name)
+            try:
+                if entry.is_dir():
+                    (linked if entry.is_symlink() else real).append(relative)
+                    continue
+            except OSError:
+                pass
+            yield relative, entry
+
+
+def _hidden(relative: str) -> bool:
+    """The system's own: thumbnails, AppleDouble files, version control."""
+    parts = Path(relative).parts
+    return any(part.startswith(".") for part in parts) or "__MACOSX" in parts or parts[-1] in ("Thumbs.db",)
+
+
+def _kind(folder: Path, relative: str) -> str:
+    """``picture`` by name or content (whether it can be used or not), else ``other``."""
+    if _hidden(relative):
+        return "other"
+    extension = os.path.splitext(relative)[1].lower()
+    path = folder / relative
+    named = extension in images.extensions() | images.RAW_EXTENSIONS | images.OTHER_EXTENSIONS
+    try:
+        # Asked before opening: to open a pipe is to wait for its writer.
+        regular = stat.S_ISREG(os.stat(long_path(path)).st_mode)
+    except OSError:
+        return "picture" if named else "other"  # a link to nothing: the decoder says so
+    if not regular:
+        return "other"
+    if named:
+        return "picture"
+    if extension in CAPTION_EXTENSIONS:
+        return "other"
+    try:
+        with open(long_path(path), "rb") as f:
+            return "picture" if images.looks_like_picture(f.read(32)) else "other"
+    except OSError:
+        return "other"

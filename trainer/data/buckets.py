@@ -53,6 +53,7 @@ def bucket_for(width: int, height: int, config: DatasetConfig) -> Bucket:
     return buckets_for(width, height, config)[0]
 
 
+@functools.lru_cache(maxsize=4096)
 def _nearest(width: int, height: int, resolution: int, step: int) -> Bucket:
     """The bucket that cuts the least away; of equals the larger."""
     assert width > 0 and height > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +65,11 @@ class FileInfo:
 
 _SELF_HELP = ("downloading", "empty", "lfs", "html", "text", "archive", "folder", "truncated")
 """Kinds whose description says what to do: the right file may be near."""
+
+
+def one_line(text: str) -> str:
+    """``text`` without line breaks and the like: the names within a file may hold anything."""
+    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", text)
 
 
 def refused(path: str | os.PathLike[str], kind: str, what: str, instead: str | None = None) -> FileInfo:

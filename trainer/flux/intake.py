@@ -43,7 +43,9 @@ class Source:
         try:
             for part in weight_files(path):
                 self._files.append(TensorFile(part))
-            self._merges = [_Merge(lora, info) for lora in loras if lora.strength]
+            for lora in loras:
+                if lora.strength:
+                    self._merges.append(_Merge(lora, info))
         except BaseException:
             self.close()
             raise

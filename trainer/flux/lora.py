@@ -21,6 +21,7 @@ from typing import Any
 from ..header import TensorInfo, read_header
 from . import kinds
 from .diffusers_names import rows_of
+from .info import one_line
 from .sizes import shapes_of
 
 _DTYPES = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
@@ -53,8 +54,8 @@ class Lora:
 
 
 _SUFFIXES: tuple[tuple[str, str], ...] = (
-    (r"[._]lora\.up\.weight|\.lora_up\.weight|\.lora_B(\.default)?(\.weight)?|\.lora_linear_layer\.up\.weight", "up"),
-    (r"[._]lora\.down\.weight|\.lora_down\.weight|\.lora_A(\.default)?(\.weight)?|\.lora_linear_layer\.down\.weight",
+    (r"\.lora\.up\.weight|\.lora_up\.weight|\.lora_B(\.default)?(\.weight)?|\.lora_linear_layer\.up\.weight", "up"),
+    (r"\.lora\.down\.weight|\.lora_down\.weight|\.lora_A(\.default)?(\.weight)?|\.lora_linear_layer\.down\.weight",
      "down"),
     (r"(?<=_lora)\.up\.weight|(?<=_lora[12])\.up\.weight", "up"),
     (r"(?<=_lora)\.down\.weight|(?<=_lora[12])\.down\.weight", "down"),
@@ -87,7 +88,10 @@ def read_lora(path: str | os.PathLike[str], flux: dict[str, Any]) -> Lora:
     Raises ``ValueError`` (one line, with the first key that is wrong) where it is no LoRA, is of a kind that is not
     read, or does not fit.
     """
-    return _Reader(path, _table(path), flux).read()
+    try:
+        return _Reader(path, _table(path), flux).read()
+    except ValueError as error:
+        raise ValueError(one_line(str(error))) from None
 
 
 def _table(path: str | os.PathLike[str]) -> dict[str, TensorInfo]:
@@ -148,10 +152,10 @@ class _Reader:
                 continue
             module, role = self._split(key)
             modules[module][role] = key
-        if not modules:
+        changes = [change for module, tensors in modules.items() for change in self._changes(module, tensors)]
+        if not changes:
             raise ValueError(f"lora {self.path} changes nothing in a Flux (it holds {ignored} tensors for text"
                              f" encoders): {_INSTEAD}")  # fmt: skip
-        changes = [change for module, tensors in modules.items() for change in self._changes(module, tensors)]
         return Lora(str(self.path), tuple(changes), ignored)
 
     def _split(self, key: str) -> tuple[str, str]:

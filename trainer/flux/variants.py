@@ -16,7 +16,7 @@ from ..header import Header, NotSafetensors, Truncated, read_header
 from . import kinds
 from .fingerprint import fingerprint
 from .folders import Located, locate
-from .info import USE, FileInfo, refused
+from .info import USE, FileInfo, one_line, refused
 from .whole import whole_flux
 
 __all__ = ["FileInfo", "fingerprint", "inspect_file", "require_flux", "text_length"]
@@ -43,12 +43,7 @@ def text_length(info: FileInfo) -> int:
 def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
     """Say what a file or folder is, from its first bytes, headers and name. Never raises for a file's sake."""
     info = _inspect(path)
-    # Names within a file may hold anything, line breaks too.
-    return replace(info, reason=_one_line(info.reason), note=_one_line(info.note))
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", text)
+    return replace(info, reason=one_line(info.reason), note=one_line(info.note))
 
 
 def _inspect(path: str | os.PathLike[str]) -> FileInfo:

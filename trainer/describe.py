@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .config import DatasetConfig, ModelConfig, RunConfig
+from .model_note import fingerprint_of, noted_fingerprint
 from .settings import one_of, to_dict
+
+if TYPE_CHECKING:
+    from .run import RunDirectory
 
 TEXTS = ("trigger", "captions", "paths")
 """What may be asked for besides: the trigger word; the captions' settings and texts; files and folders."""
@@ -23,18 +26,19 @@ NO_HASH = "0x" + "0" * 64
 """Stands in a header for the hash of the data, which is known when all of it is written."""
 
 
-def describe(config: RunConfig, manifest: Mapping[str, Any], *, step: int, variant: str, dtype: str,
+def describe(run: RunDirectory, config: RunConfig, *, step: int, variant: str, dtype: str,
              lora_rank: int = 0, ema: bool = False, include: tuple[str, ...] = (),
              hashed: bool = True) -> dict[str, str]:
-    """The metadata of a file of ``config``'s run after ``step`` updates on the pictures of ``manifest``.
+    """The metadata of a file of ``run`` after ``step`` updates, under the settings ``config``.
 
     ``include``: of ``TEXTS``. ``ValueError`` for another. ``hashed``: with a place for the hash of the data.
     """
     for what in include:
         one_of("include", what, TEXTS)
-    whole = to_dict(config)
+    whole, manifest = to_dict(config), run.dataset
     recipe = {"optimizer": whole["optimizer"], "recipe": whole["recipe"], "dataset": _told(config.dataset, include)}
     loras = [{"sha256": fingerprint_of(lora.path), "strength": lora.strength} for lora in config.model.loras]
+    origin = noted_fingerprint(run.path / "model.json", config.model.flux)
     about = {
         "modelspec.sai_model_spec": "1.0.1",
         "modelspec.architecture": _ARCHITECTURES.get(variant, f"flux-1-{variant}") + ("/lora" if lora_rank else ""),
@@ -48,7 +52,7 @@ def describe(config: RunConfig, manifest: Mapping[str, Any], *, step: int, varia
         "flux_fft.recipe": _json(recipe),
         "flux_fft.dataset": _json({"pictures": len({s.get("image") for s in manifest["samples"]}),
                                    "sha256": manifest["fingerprint"]}),
-        "flux_fft.parent": _json({"sha256": fingerprint_of(config.model.flux)} | ({"loras": loras} if loras else {})),
+        "flux_fft.parent": _json({"sha256": origin} | ({"loras": loras} if loras else {})),
     }  # fmt: skip
     if hashed:
         about["modelspec.hash_sha256"] = NO_HASH
@@ -67,16 +71,6 @@ def _told(dataset: DatasetConfig, include: tuple[str, ...]) -> dict[str, Any]:
     hidden = {*(() if "paths" in include else _PATHS), *(() if "captions" in include else _CAPTIONS), "also"}
     told = {name: value for name, value in to_dict(dataset).items() if name not in hidden}
     return told | ({"also": [_told(other, include) for other in dataset.also]} if dataset.also else {})
-
-
-def fingerprint_of(path: str) -> str:
-    """``flux.variants.fingerprint``, or "unknown" where the file is gone."""
-    from .flux.variants import fingerprint
-
-    try:
-        return fingerprint(path)
-    except (OSError, ValueError):
-        return "unknown"
 
 
 def parent_of(model: ModelConfig) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import secrets
@@ -98,7 +99,7 @@ def export(run: RunDirectory, path: str | os.PathLike[str], options: ExportOptio
     check_target(target, options.overwrite)
     weights = _live(trainer, options) if trainer is not None and not options.from_step else _saved(run, options)
     report = progress or (lambda *_: None)
-    about = describe(weights.config, run.dataset, step=weights.step, variant=weights.info.variant, dtype=options.dtype,
+    about = describe(run, weights.config, step=weights.step, variant=weights.info.variant, dtype=options.dtype,
                      lora_rank=options.lora_rank, ema=options.ema, include=options.include)  # fmt: skip
     told = ""
     if options.lora_rank:
@@ -119,12 +120,11 @@ def _size(count: int) -> str:
 
 
 def _live(trainer: Trainer, options: ExportOptions) -> _Weights:
-    _require_average(trainer.config, options)
     device = trainer.device.type
     if options.lora_rank and device != "cpu":
         trainer.park()  # the matrices are decomposed on the GPU
-    average = {"ema": True} if options.ema else {}
-    return _Weights(lambda: trainer.entries("f32", **average), trainer.step, trainer.config, trainer.info, device)
+    entries = functools.partial(trainer.entries, "f32", ema=options.ema)
+    return _Weights(entries, trainer.step, trainer.config, trainer.info, device)
 
 
 def _saved(run: RunDirectory, options: ExportOptions) -> _Weights:
@@ -135,23 +135,17 @@ def _saved(run: RunDirectory, options: ExportOptions) -> _Weights:
     point = next((p for p in reversed(points) if options.from_step in (0, p.step)), None)
     info, device = run.flux(resumed=True), _device()
     if point is not None:
-        _require_average(config, options)
-        average = {"ema": True} if options.ema else {}
-        return _Weights(lambda: saved_entries(point.path, "f32", **average), point.step, config, info, device)
+        entries = functools.partial(saved_entries, point.path, "f32", ema=options.ema)
+        return _Weights(entries, point.step, config, info, device)
     if not options.from_step:
         raise ValueError(f"run {run.name!r} has no save point: train it first")
-    found = {step: path for step, path in run.checkpoints()}
+    found = {checkpoint.step: checkpoint.path for checkpoint in run.checkpoints()}
     if options.from_step not in found:
         have = ", ".join(str(s) for s in sorted({*(p.step for p in points), *found})) or "none"
         raise ValueError(f"from_step is {options.from_step}: run {run.name!r} has no save point or checkpoint of that"
                          f" step, it has {have}")  # fmt: skip
     require(not options.ema, f"ema: the checkpoint of step {options.from_step} has no average, only save points have")
     return _Weights(lambda: _checkpoint(found[options.from_step]), options.from_step, config, info, device)
-
-
-def _require_average(config: RunConfig, options: ExportOptions) -> None:
-    require(not options.ema or config.recipe.ema_decay > 0,
-            "ema: this run keeps no average of its weights; set ema_decay in its recipe before training")
 
 
 def _checkpoint(path: Path) -> list[Entry]:
@@ -223,11 +217,11 @@ def _write_lora(target: Path, weights: _Weights, options: ExportOptions, about: 
 @contextlib.contextmanager
 def _parent(weights: _Weights) -> Iterator[Parent]:
     """The model's file as a parent to compare with. ``ValueError`` if it is gone or another."""
+    from .flux.intake import open_source
     from .flux.variants import require_flux
-    from .weights import TensorFile
 
     path = parent_of(weights.config.model)
     info = require_flux(path)
     require(info.flux == weights.info.flux, f"{path} is another Flux than this run began with: put that file back")
-    with TensorFile(path) as file:
-        yield lambda name, start, stop: file.read(info.tensor_name(name), start, stop)
+    with open_source(path, info) as source:
+        yield source.read

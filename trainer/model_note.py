@@ -27,11 +27,30 @@ def noted_flux(note: Path, path: str, *, noted: bool) -> FileInfo:
         # Without the note, or with another version's, the file is looked at.
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             known = files.read_json(note)
+            known.pop("sha256", None)
             sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in known.pop("flux").items()}
             return FileInfo(path=path, flux=sizes, **known)
     info = require_flux(path)
     try:
-        files.write_json(note, {k: v for k, v in dataclasses.asdict(info).items() if k != "path"})
+        told = {k: v for k, v in dataclasses.asdict(info).items() if k != "path"}
+        files.write_json(note, told | {"sha256": fingerprint_of(path)})
     except OSError as error:  # a full disk: it will do without
         log.warning("%s could not be written: %s", note, error.strerror or error)
     return info
+
+
+def noted_fingerprint(note: Path, path: str) -> str:
+    """The fingerprint of the Flux that the run began with, as noted; without a note, of the file ``path`` as it is."""
+    with contextlib.suppress(ValueError, KeyError):
+        return str(files.read_json(note)["sha256"])
+    return fingerprint_of(path)
+
+
+def fingerprint_of(path: str) -> str:
+    """``flux.variants.fingerprint``, or "unknown" where the file is gone."""
+    from .flux.variants import fingerprint
+
+    try:
+        return fingerprint(path)
+    except (OSError, ValueError):
+        return "unknown"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from trainer.flux.model import TINY
 from trainer.flux.sizes import shapes_of
 from trainer.fp8 import is_quantized, scaled_entries
 from trainer.loop import Trainer
+from trainer.optim.average import decay_at
 from trainer.run import RunDirectory
 from trainer.weights import Entry, WriteFailed, entry, write_safetensors
 
@@ -249,9 +251,50 @@ def test_steps_and_averages_that_are_not_there_are_told(trained, tmp_path):
         write(run, tmp_path / "x.safetensors", trainer, from_step=7)
     assert write(run, tmp_path / "x.safetensors", trainer, from_step=2)["step"] == 2
     for source in (trainer, None):
-        with pytest.raises(ValueError, match="ema: this run keeps no average"):
+        with pytest.raises(ValueError, match="average"):
             write(run, tmp_path / "y.safetensors", source, ema=True)
+    run.write_checkpoint(3, trainer.entries("bf16"), {})
+    with pytest.raises(ValueError, match="the checkpoint of step 3 has no average"):
+        write(run, tmp_path / "y.safetensors", trainer, from_step=3, ema=True)
     assert not (tmp_path / "y.safetensors").exists()
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bf16"}, {"dtype": "fp8"}, {"lora_rank": 4}])
+def test_a_checkpoint_on_the_way_gives_what_it_holds(trained, tmp_path, options):
+    """Where its save point is gone: the same file but for what bf16 has lost."""
+    run, trainer = trained
+    write(run, tmp_path / "then.safetensors", trainer, **options)
+    run.write_checkpoint(2, trainer.entries("bf16"), {})
+    for point in run.save_points():
+        shutil.rmtree(point.path)
+    trainer.train_step()
+    assert write(run, tmp_path / "now.safetensors", trainer, **options)["step"] == 3
+    for source in (trainer, None):
+        done = write(run, tmp_path / "found.safetensors", source, from_step=2, overwrite=True, **options)
+        assert done["step"] == 2
+        then, found, now = (load_file(tmp_path / f"{name}.safetensors") for name in ("then", "found", "now"))
+        if "lora_rank" in options:
+            then, found, now = (apply(load_file(run.config.model.flux), lora) for lora in (then, found, now))
+        assert distance(found, then) < distance(now, then) / 3
+        assert options != {"dtype": "bf16"} or distance(found, then) == 0
+
+
+def test_the_average_is_exported_from_memory_and_from_a_save_point(tiny, tmp_path):
+    config, folder, manifest = tiny(optimizer={"lr": 3e-3, "weight_precision": "split"}, recipe={"ema_decay": 0.5})
+    run = RunDirectory.create(folder, config, manifest)
+    trainer = Trainer(config, folder, dataset=manifest)
+    averages = exact(trainer)
+    for step in (1, 2, 3):
+        trainer.train_step()
+        decay = decay_at(0.5, step)
+        averages = {n: decay * averages[n] + (1 - decay) * t for n, t in exact(trainer).items()}
+    run.write_save_point(3, trainer.save)
+    for source in (trainer, None):
+        done = write(run, tmp_path / "a.safetensors", source, dtype="f32", ema=True, overwrite=True)
+        assert "average at step 3" in done["text"]
+        found = load_file(tmp_path / "a.safetensors")
+        assert distance(found, averages) < distance(found, exact(trainer)) / 20
+        assert metadata(tmp_path / "a.safetensors")["flux_fft.weights"] == "average"
 
 
 # -- all in one
@@ -347,7 +390,7 @@ def test_no_path_caption_or_trigger_word_unless_asked(trained):
     config = dataclasses.replace(run.config, dataset=dataset, model=model)
 
     def told(*include: str) -> str:
-        about = describe(config, run.dataset, step=1, variant="dev", dtype="bf16", include=include)
+        about = describe(run, config, step=1, variant="dev", dtype="bf16", include=include)
         return json.dumps(about)
 
     assert "secret" not in told() and str(run.path.parent) not in told()

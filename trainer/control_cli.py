@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .progress import duration
 from .run import RunDirectory, find_runs
+from .settings import number
 
 if TYPE_CHECKING:
     from .client import WorkerClient
@@ -30,7 +31,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     about_run("pause", _pause, "Stop a run within one step; it stays in memory and gives back its VRAM.")
     about_run("stop", _stop, "Stop a run within one step, save it and free its memory.")
     about_run("save", _save, "Make a save point of a run that is in memory; it goes on training.")
-    sub = about_run("set-lr", _set_lr, "Have a run in memory train with another learning rate from the next step on.")
+    sub = about_run("set-lr", _set_lr, "Have a run train with another learning rate from the next step on.")
     sub.add_argument("lr", type=_rate, metavar="LR", help="such as 3.5e-6; schedules start from it")
     sub = about_run("rollback", _roll_back, "Go back to a save point or checkpoint: what was trained since is lost.")
     sub.add_argument("--to", type=_step, metavar="STEP", help="its step (the newest); 0: the model's own weights")
@@ -111,7 +112,9 @@ def _save(args: argparse.Namespace) -> int:
 def _set_lr(args: argparse.Namespace) -> int:
     run = RunDirectory(args.run_dir)
     if not run.locked():
-        raise ValueError(f"run {run.name!r} is not in memory: give the learning rate in its settings")
+        number("learning rate", args.lr, 0.0, 1.0)
+        with run.lock():
+            run.append("lr", durable=True, step=run.status()["resume_step"], lr=args.lr)
     return _tell(args, lambda client: client.set_lr(args.lr))
 
 

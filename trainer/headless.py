@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from .worker import Worker
 log = logging.getLogger(__name__)
 SIGNALLED = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 """Exit codes of a run that a signal stopped, as shells have them."""
+ON_THE_WAY = 60.0
+"""Seconds that a run may rest on its way, where another client wanted to sample it, before it is told to go on."""
 
 
 def train(args: argparse.Namespace) -> tuple[int, dict[str, Any]]:
@@ -72,14 +75,19 @@ def _follow(run: RunDirectory, until: int, bar: Bar) -> tuple[int, dict[str, Any
         status = client.status()
         seen = status["last_event"]
         client.train(until)
+        patience = time.monotonic() + ON_THE_WAY
         try:
             while True:
                 status = client.status(since=seen, wait=2.0)
                 for event in status["events"]:
                     seen = event["n"]
                     _show(bar, event, run)
-                if not status["events"] and status["state"] not in ("preparing", "training"):
+                if status["events"] or status["state"] in ("preparing", "training"):
+                    patience = time.monotonic() + ON_THE_WAY
+                elif status["state"] != "paused" or status["on_the_way"] is None or status["step"] >= until:
                     break
+                elif time.monotonic() > patience and status["worker"] == "idle":
+                    client.train(until)  # whoever asked for the pause has gone
         except KeyboardInterrupt:
             bar.say("stopping: the step is finished and saved")
             client.stop()
@@ -94,20 +102,40 @@ def _show(bar: Bar, event: dict[str, Any], run: RunDirectory) -> None:
         with run.log.changed:
             summary = run.log.history().summary()
         bar.update(event["step"], training_text(summary))
-    elif event["type"] == "eval":
-        loss = "not a number" if event["loss"] is None else f"{event['loss']:.4f}"
-        bar.say(f"step {event['step']}: loss at fixed noise {loss}")
-    elif event["type"] == "resumed":
-        bar.say(f"resumed at step {event['step']}")
-    elif event["type"] == "saved":
-        bar.say(f"saved step {event['step']} in {event['seconds']:.1f} s")
-    elif event["type"] == "out_of_memory":
-        bar.say(f"out of GPU memory at step {event['step']}: {event['updated']} of {event['stages']} parts of the model"
-                " were updated; going on with less on the GPU")
-    elif event["type"] == "save_failed":
-        bar.say(f"not saved: {event['error']}")
-    elif event["type"] == "state" and event["state"] in ("preparing", "paused"):
-        bar.say({"preparing": "loading", "paused": "paused"}[event["state"]])
+    elif (line := _line(event)) is not None:
+        bar.say(line)
+
+
+def _line(event: dict[str, Any]) -> str | None:
+    """What a terminal is told of an event; None: nothing."""
+    kind, step = event["type"], event.get("step")
+    if kind in ("eval", "validated"):
+        what = "loss at fixed noise" if kind == "eval" else "loss of the validation pictures"
+        return f"step {step}: {what} {_loss(event['loss'])}"
+    if kind == "spike":
+        return f"step {step}: the loss jumped to {_loss(event['loss'])}, usual is {_loss(event['usual'])}"
+    if kind == "out_of_memory":
+        return (f"out of GPU memory at step {step}: {event['updated']} of {event['stages']} parts of the model were"
+                " updated; going on with less on the GPU")
+    if kind == "rolled_back":
+        why = f" ({event['why']})" if event.get("why") else ""
+        left_out = f", without batch {event['skipped']}" if event.get("skipped") else ""
+        return f"back at step {step}{why}{left_out}"
+    if kind == "state":
+        return {"preparing": "loading", "paused": "paused"}.get(event["state"])
+    return {
+        "resumed": lambda: f"resumed at step {step}" + (", with fresh moments" if event.get("fresh") else ""),
+        "saved": lambda: f"saved step {step} in {event['seconds']:.1f} s",
+        "save_failed": lambda: f"not saved: {event['error']}",
+        "checkpoint": lambda: f"wrote checkpoints/{event['file']}",
+        "checkpoint_failed": lambda: f"no checkpoint: {event['error']}",
+        "damaged": lambda: f"damaged: {event['error']}",
+        "lr": lambda: f"learning rate {event['lr']:g} after step {step}",
+    }.get(kind, lambda: None)()
+
+
+def _loss(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.4f}"
 
 
 def from_config_file(path: Path, run_dir: str | None) -> RunDirectory:

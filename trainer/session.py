@@ -17,6 +17,7 @@ from . import spikes
 from .config import RunConfig
 from .describe import describe
 from .export import ExportOptions, export
+from .files import Damaged
 from .fitting import Fitting, recorded_plan
 from .protocol import RunMovedOn
 from .run import RunDirectory
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .loop import StepReport, Trainer
+    from .savepoints import Source
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +87,8 @@ class Session:
                           skipped=self.run.skipped, plan=plan, info=self.run.flux(resumed=source is not None),
                           fill=fill)
         self._fitting.begin(trainer, plan)
-        if source is not None:
-            taken = self.run.resume(trainer.load)  # an earlier one, if that is damaged
-            assert taken is not None and trainer.step == taken.step, (trainer.step, taken)
+        taken = self.run.resume(trainer.load)  # an earlier one, if that is damaged
+        assert taken is None or trainer.step == taken.step, (trainer.step, taken)
         self._described = described
         self.activity = "idle"
         return trainer
@@ -212,13 +213,14 @@ class Session:
     def roll_back(self, step: int | None = None, *, fresh: bool = False, why: str = "", skip: int | None = None) -> int:
         """Go on from the save point or checkpoint of ``step`` (None: the newest), which is returned.
 
-        ``ValueError``, and nothing has changed, where there is none or it does not fit the run's settings.
+        ``ValueError``, and nothing has changed, where there is none or it does not fit the run's settings. Where it is
+        found damaged only while it is read, the engine has what the run goes on from.
         """
         trainer = self._engine("loading")
         source = self.run.find_source(step, fresh=fresh)
         try:
             if source is not None:
-                trainer.load(source)
+                self._take_up(trainer, source)
             self.run.take_back(source, why=why, skip=skip)
             self._tell(self.run.events()[-1])
             if source is None:  # the model's own weights
@@ -229,6 +231,14 @@ class Session:
         finally:
             self.activity = "idle"
         return trainer.step
+
+    def _take_up(self, trainer: Trainer, source: Source) -> None:
+        try:
+            trainer.load(source)
+        except Damaged:
+            self.run.resume(trainer.load)
+            self.event("resumed", durable=True, step=trainer.step)
+            raise
 
     # -- other deeds
 
@@ -253,7 +263,7 @@ class Session:
     def _checkpoint(self) -> None:
         """A weights-only checkpoint of this step. One that cannot be written costs nothing else."""
         trainer = self._engine("saving")
-        about = describe(trainer.config, self.run.dataset, step=trainer.step, variant=trainer.info.variant,
+        about = describe(self.run, trainer.config, step=trainer.step, variant=trainer.info.variant,
                          dtype="bf16", hashed=False)
         try:
             path = self.run.write_checkpoint(trainer.step, trainer.entries("bf16"), about,

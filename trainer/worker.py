@@ -173,6 +173,7 @@ class Worker:
 
     def roll_back(self, step: int | None, fresh: bool) -> int:
         """Stop within one step and go back to the save point or checkpoint of ``step``; returns its step."""
+        self.run.find_source(step, fresh=fresh)  # what cannot be stops no training
         self._give_up_goal()
 
         def back(session: Session) -> int:

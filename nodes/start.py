@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..trainer.compare import MAY_CHANGE, REFUSE, Difference, compare
 from ..trainer.config import RunConfig
 from ..trainer.data import cache, scan
+from ..trainer.data.captions import cut_off
+from ..trainer.data.encode import fill
+from ..trainer.data.manifest import changes
+from ..trainer.data.pace import Pace
+from ..trainer.data.report import SOURCES, ScanReport, rows
 from ..trainer.files import write_json
 from ..trainer.flux.variants import require_flux
 from ..trainer.memory import plan as planning
 from ..trainer.run import RunDirectory
-from . import bridge, registry, words
+from . import bridge, registry, scans, words
 from .encoders import Encoders
 from .handles import ModelHandle, RunHandle
 
 STOP, CONTINUE, NEXT_NAME = "stop and ask", "continue the run", "use the next free name"
 CHOICES = (STOP, CONTINUE, NEXT_NAME)
-KEPT = ("model.flux", "optimizer.kind", "optimizer.state_format", "optimizer.weight_precision")
+KEPT = ("model.flux", "model.loras", "optimizer.kind", "optimizer.state_format", "optimizer.weight_precision")
 """What the weights and states of a run depend on: CONTINUE keeps these as they are in the run."""
+MOST_WARNINGS = 5
+TELL_SECONDS = 2.0
+"""Between two lines about how fast the encoding goes."""
 
 
 @dataclass
@@ -38,10 +47,11 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
     require_flux(config.model.flux)
     existing, config, notes = choose(config, if_different)
     model = dataclasses.replace(model, config=config.model)
-    report = scan.scan_folder(config.dataset, progress=_bar(node_id))
+    report = scan.scan_folder(config.dataset, progress=_bar(node_id), look=scans.look)
     bridge.unload_models()  # what they hold is free for the training
     # Before anything is encoded: that can take an hour, in vain where the plan is impossible.
-    shapes = [(height // 8, width // 8) for width, height in (sample.bucket for sample in report.samples)]
+    samples = [*report.samples, *report.validation]
+    shapes = [(height // 8, width // 8) for width, height in (sample.bucket for sample in samples)]
     plan = planning.resolve(config, require_flux(config.model.flux), shapes)
     # The memory that this run's own worker holds now is no longer free, but its own.
     if not plan.fits and not (existing is not None and existing.worker_alive()):
@@ -93,10 +103,12 @@ def names(name: str) -> Iterator[str]:
 
 
 def keep(old: RunConfig, new: RunConfig, differences: list[Difference]) -> RunConfig:
-    """``new`` with the run's own Flux, and its own optimizer if that is of another kind or format."""
+    """``new`` with the run's own Flux and LoRAs, and its own optimizer if that is of another kind or format."""
     kept = {d.name for d in differences} & set(KEPT)
-    if "model.flux" in kept:
-        new = dataclasses.replace(new, model=dataclasses.replace(new.model, flux=old.model.flux))
+    for name in ("flux", "loras"):
+        if f"model.{name}" in kept:
+            model = dataclasses.replace(new.model, **{name: getattr(old.model, name)})
+            new = dataclasses.replace(new, model=model)
     if any(name.startswith("optimizer.") for name in kept):
         new = dataclasses.replace(new, optimizer=old.optimizer)
     return new
@@ -114,39 +126,56 @@ def refusal(name: str, differences: list[Difference]) -> str:
 def pictures_changed(run: RunDirectory, manifest: dict[str, Any]) -> list[str]:
     """A line if the run was trained on others than those of ``manifest``, which replaces one that is damaged."""
     try:
-        known = run.dataset
-        if manifest["fingerprint"] == known["fingerprint"]:
-            return []
-        return [f"the pictures changed: {len(known['samples'])} were trained, now {len(manifest['samples'])}"]
+        what = changes(run.dataset, manifest)
+        return [f"the pictures changed: {what}"] if what else []
     except (ValueError, LookupError, TypeError) as error:
         write_json(run.path / "dataset.json", manifest)
         return [f"the list of its pictures is made anew ({error})"]
 
 
-def encode(report: scan.ScanReport, config: RunConfig, model: ModelHandle,
+def encode(report: ScanReport, config: RunConfig, model: ModelHandle,
            node_id: str | None) -> tuple[dict[str, Any], list[str]]:
     """The manifest of the dataset, with what was not cached encoded; and lines about the pictures."""
     with Encoders(model) as encoders:
-        manifest = cache.prepare(
-            report, config.dataset, encoders.cache, encode_images=encoders.encode_images,
-            encode_captions=encoders.encode_captions, vae_id=encoders.vae_id, text_id=encoders.text_id,
-            token_length=encoders.token_length, progress=_bar(node_id), run_dir=bridge.run_dir(config.name))
-    lines = [f"{words.count(len(report.samples), 'picture')}, {words.count(len(report.buckets()), 'size')}"]
+        captions = ((s.relative, s.captions) for s in report.pictures())
+        cut = cut_off(captions, encoders.count_tokens, encoders.token_length)
+        todo = cache.look(report, encoders.cache, vae_id=encoders.vae_id, text_id=encoders.text_id,
+                          token_length=encoders.token_length, caption_bytes=encoders.caption_bytes,
+                          run_dir=bridge.run_dir(config.name))
+        lines = [*about(report, config.recipe.batch_size, cut), todo.require_space()]
+        bridge.tell(node_id, lines)
+        fill(todo, encoders.encode_images, encoders.encode_captions, _bar(node_id, lines))
+    return todo.manifest, lines
+
+
+def about(report: ScanReport, batch_size: int, cut: list[tuple[str, str]]) -> list[str]:
+    """What will be trained on. ``cut``: pictures whose captions are too long, and what that does."""
+    pictures = len({s.relative for s in report.samples})
+    lines = [f"{words.count(pictures, 'picture')}, {words.count(len(report.buckets()), 'size')}",
+             *rows(report, batch_size)]
     if report.uncaptioned:
-        lines.append(f"Without a caption: {words.count(report.uncaptioned, 'picture')}, trained with the trigger word, "
-                     "or the words of the file's name")
+        means = ", ".join(SOURCES[s] for s in report.sources() if s not in ("file", "table", "fixed"))
+        lines.append(f"Without a caption: {words.count(report.uncaptioned, 'picture')}, trained with {means}")
     if report.skipped:
         path, reason = report.skipped[0]
         lines.append(f"Not usable: {words.count(len(report.skipped), 'picture')}, such as {path}: {reason}")
-    lines += [f"{path} {what}" for path, what in report.warnings[:5]]
-    return manifest, lines
+    warnings = [*cut, *report.warnings]
+    lines += [f"{path} {what}" for path, what in warnings[:MOST_WARNINGS]]
+    if len(warnings) > MOST_WARNINGS:
+        lines.append(f"{words.count(len(warnings) - MOST_WARNINGS, 'more warning')}, in the log")
+    return lines
 
 
-def _bar(node_id: str | None) -> Callable[..., None]:
-    bar = bridge.Progress(1, node_id)
+def _bar(node_id: str | None, lines: Sequence[str] = ()) -> Callable[..., None]:
+    """Shows how far something is; with ``lines``, that are told already, also how fast."""
+    bar, pace, last = bridge.Progress(1, node_id), Pace(), 0.0
 
     def progress(*told: Any) -> None:  # (done, total), or what is done before them
+        nonlocal last
         bridge.throw_if_cancelled()
         bar.update(*told[-2:])
+        if lines and time.monotonic() > last + TELL_SECONDS:
+            last = time.monotonic()
+            bridge.tell(node_id, [*lines, pace.text(*told)])
 
     return progress

@@ -34,22 +34,28 @@ class Difference:
     """``MAY_CHANGE``, ``ASK`` or ``REFUSE``."""
 
     def __str__(self) -> str:
-        return f"{self.name} was {self.old!r} and is {self.new!r}"
+        return f"{self.name} was {_shown(self.name, self.old)} and is {_shown(self.name, self.new)}"
+
+
+def _shown(name: str, value: Any) -> str:
+    if name != "model.loras":
+        return repr(value)
+    return " + ".join(f"{lora['path']!r} at {lora['strength']:g}" for lora in value) or "none"
 
 
 def compare(old: RunConfig, new: RunConfig) -> list[Difference]:
     """The differences, in the order of the settings; ``name`` is no difference.
 
-    Model files that were moved or renamed are told by their content. Another Flux asks, one of another architecture
-    is refused; another encoder, VAE or dataset asks; another optimizer asks, its hyper-parameters may change, as may
-    memory and recipe.
+    Model files and folders that were moved or renamed are told by their content. Another Flux, or another set of LoRAs
+    merged into it, asks, one of another architecture is refused; another encoder, VAE or dataset asks; another
+    optimizer asks, its hyper-parameters may change, as may memory and recipe.
     """
     before, after = flat(old), flat(new)
     found = []
     for name, value in after.items():
         if name == "name" or before[name] == value:
             continue
-        if name.startswith(("model.", "dataset.folder")) and _same_place(before[name], value):
+        if _same(name, before[name], value):
             continue
         found.append(Difference(name, before[name], value, _grade(name, before[name], value)))
     return found
@@ -62,13 +68,25 @@ def _grade(name: str, old: Any, new: Any) -> str:
     return ASK if asked else MAY_CHANGE
 
 
-def _same_place(old: str, new: str) -> bool:
+def _same(name: str, old: Any, new: Any) -> bool:
+    """Whether two settings that differ name the same files."""
+    if name == "model.loras":
+        old, new = ([lora for lora in loras if lora["strength"]] for loras in (old, new))
+        return len(old) == len(new) and all(
+            a["strength"] == b["strength"] and _same_place(a["path"], b["path"]) for a, b in zip(old, new, strict=True)
+        )
+    return name.startswith(("model.", "dataset.folder")) and _same_place(old, new, content=name.startswith("model."))
+
+
+def _same_place(old: str, new: str, *, content: bool = True) -> bool:
     from .flux.variants import fingerprint
 
+    if old == new:
+        return True
     if not (os.path.exists(old) and os.path.exists(new)):
         return False
     try:
-        return os.path.samefile(old, new) or (os.path.isfile(old) and fingerprint(old) == fingerprint(new))
+        return os.path.samefile(old, new) or (content and fingerprint(old) == fingerprint(new))
     except (OSError, ValueError):
         return False
 
@@ -76,7 +94,7 @@ def _same_place(old: str, new: str) -> bool:
 def _other_architecture(old: str, new: str) -> bool:
     from .flux.variants import inspect_file
 
-    if not (os.path.isfile(old) and os.path.isfile(new)):
+    if not (os.path.exists(old) and os.path.exists(new)):
         return False
     return inspect_file(old).flux != inspect_file(new).flux
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.config import LoraConfig
+from trainer.config import LoraConfig, RunConfig
 from trainer.flux.intake import open_source
 from trainer.flux.lora import read_lora
 from trainer.flux.model import TINY, build_meta, init_weights_
@@ -184,8 +184,15 @@ def test_relatives_of_lora(tmp_path: Path, flux) -> None:
                                                  f"{name}.alpha": torch.tensor(7.0)})  # fmt: skip
     close(merged(flux, (path, 1.0)), {"double_blocks.0.img_mlp.2.weight": torch.kron(w1, w2)})
     w2_a, w2_b = tensor(C // 16, RANK), tensor(RANK, C // 2)
-    path = write(tmp_path / "lokr2.safetensors", {f"{name}.lokr_w1": w1, f"{name}.lokr_w2_a": w2_a,
-                                                  f"{name}.lokr_w2_b": w2_b, f"{name}.alpha": torch.tensor(2.0)})
+    path = write(
+        tmp_path / "lokr2.safetensors",
+        {
+            f"{name}.lokr_w1": w1,
+            f"{name}.lokr_w2_a": w2_a,
+            f"{name}.lokr_w2_b": w2_b,
+            f"{name}.alpha": torch.tensor(2.0),
+        },
+    )
     close(merged(flux, (path, 1.0)), {"double_blocks.0.img_mlp.2.weight": 0.5 * torch.kron(w1, w2_a @ w2_b)})
 
 
@@ -205,6 +212,30 @@ def test_chunks_do_not_show(tmp_path: Path, flux) -> None:
     whole = merged(flux, (path, 1.0), chunk=1 << 30)
     for chunk in (997, C, 3 * C * C):
         close(merged(flux, (path, 1.0), chunk=chunk), whole)
+
+
+@pytest.mark.parametrize("precision", ["split", "f32"])
+def test_a_training_begins_with_the_exact_sum(tiny, tmp_path: Path, precision: str) -> None:
+    """Under ``split`` too, where bf16 alone would lose most of a small change."""
+    from trainer.loop import Trainer
+
+    config, folder, dataset = tiny(dtype=torch.bfloat16, optimizer={"weight_precision": precision})
+    name = "single_blocks.0.linear2"
+    up, down = tensor(128, RANK), tensor(RANK, 5 * 128)
+    path = write(tmp_path / "a.safetensors", {f"{name}.lora_B.weight": up, f"{name}.lora_A.weight": down})
+    model = dataclasses.replace(config.model, loras=(LoraConfig(path=str(path), strength=0.001),))
+
+    def weights(config: RunConfig) -> dict[str, Tensor]:
+        entries = Trainer(config, folder, dataset=dataset).entries("f32")
+        return {e.name: torch.cat([c.flatten() for c in e.chunks()]) for e in entries}
+
+    plain, with_lora = weights(config), weights(dataclasses.replace(config, model=model))
+    for key, value in with_lora.items():
+        if key == f"{name}.weight":
+            assert torch.equal(value, plain[key] + 0.001 * (up @ down).flatten())
+            assert not torch.equal(value, plain[key])
+        else:
+            assert torch.equal(value, plain[key])
 
 
 WRONG = {

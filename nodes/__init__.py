@@ -11,6 +11,7 @@ from . import (
     export,
     loss_plot,
     memory,
+    merge_lora,
     model,
     open_run,
     optimizer,
@@ -33,7 +34,10 @@ class FluxFullFineTune(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return list(map(words.guarded, [
             model.FluxFFTModel,
+            merge_lora.FluxFFTMergeLoRA,
             dataset.FluxFFTDataset,
+            dataset.FluxFFTPictureSettings,
+            dataset.FluxFFTCaptionSettings,
             optimizer.FluxFFTOptimizerNAdam,
             optimizer.FluxFFTOptimizerAdan,
             memory.FluxFFTMemory,

@@ -206,6 +206,15 @@ class Progress:
         bar.update_absolute(done, None, None if image is None else ("JPEG", image, None))
 
 
+def tell(node_id: str | None, lines: Sequence[str]) -> None:
+    """Show lines on a node while it works; what it has to say in the end takes their place."""
+    from server import PromptServer
+
+    server = getattr(PromptServer, "instance", None)
+    if server is not None and node_id is not None:
+        server.send_sync("flux_fft.said", {"node": node_id, "lines": list(lines)}, server.client_id)
+
+
 def unload_models() -> None:
     """Have ComfyUI give back the VRAM of all its models. On the executor thread only."""
     import comfy.model_management
@@ -251,13 +260,18 @@ def encode_text(clip: Any, text: str, length: int) -> tuple[Tensor, Tensor]:
     """
     import torch
 
-    tokens = clip.tokenize(text.replace("(", "\\(").replace(")", "\\)"))
+    tokens = clip.tokenize(escaped(text))
     dtype = torch.float32
     if "t5xxl" in tokens:
         tokens["t5xxl"] = [fixed_length(tokens["t5xxl"][0], length)]
         dtype = torch.bfloat16  # 4 MB on disk rather than 8; a large Flux rounds it to this anyway
     context, pooled = clip.encode_from_tokens(tokens, return_pooled=True)
     return context[0].to("cpu", dtype), pooled[0].float().cpu()
+
+
+def escaped(text: str) -> str:
+    """``text`` with its brackets as ComfyUI's tokenizers take them for brackets, and not for weights."""
+    return text.replace("(", "\\(").replace(")", "\\)")
 
 
 def fixed_length(tokens: Sequence[tuple], length: int) -> list[tuple]:

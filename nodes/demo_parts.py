@@ -44,6 +44,9 @@ class DemoClip:
         # ComfyUI's own tokenizers read "\(" as a bracket.
         return {"words": text.replace("\\(", "(").replace("\\)", ")")}
 
+    def count_tokens(self, text: str) -> int:
+        return len(self._encoder.words(text))
+
     def encode_from_tokens(self, tokens: dict[str, Any], return_pooled: bool = False, return_dict: bool = False) -> Any:
         context, pooled = self._encoder.encode([tokens["words"]])
         if return_dict:

@@ -5,14 +5,14 @@ The encoders are loaded when something must be encoded and let go after; encoded
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..trainer.config import ModelConfig
 from ..trainer.data.cache import Cache, caption_key
 from ..trainer.flux.variants import fingerprint, require_flux, text_length
 from ..trainer.header import TensorInfo, read_header
-from . import bridge, demo_parts
+from . import bridge, bridge_text, demo_parts
 from .handles import ModelHandle
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Encoders:
         self.token_length = text_length(self.info)
         self._clip: Any = None
         self._vae: Any = None
+        self._count: Callable[[str], int] | None = None
 
     def __enter__(self) -> Encoders:
         return self
@@ -146,16 +147,31 @@ class Encoders:
         """(context [B, T, D], pooled [B, P]) of texts."""
         import torch
 
-        pairs = []
-        for text in texts:
-            bridge.throw_if_cancelled()
-            pairs.append(bridge.encode_text(self.clip(), text, self.token_length))
+        bridge.throw_if_cancelled()
+        pairs = bridge_text.encode_texts(self.clip(), texts, self.token_length)
         assert self.info.flux is not None
         for got, wanted in zip(pairs[0], (self.info.flux["context_in_dim"], self.info.flux["vec_in_dim"]), strict=True):
             if got.shape[-1] != wanted:
                 raise ValueError(f"clip_l and t5 give texts {got.shape[-1]} wide and this Flux takes {wanted}: choose "
                                  "the text encoders it was made for in Flux Model to Train")
         return torch.stack([c for c, _ in pairs]), torch.stack([p for _, p in pairs])
+
+    @property
+    def caption_bytes(self) -> int:
+        """Size of an encoded caption."""
+        assert self.info.flux is not None
+        width = 4 if self.model.config.t5 and demo_parts.kind_of(self.model.config.t5) == demo_parts.CAPTIONS else 2
+        return self.token_length * self.info.flux["context_in_dim"] * width + self.info.flux["vec_in_dim"] * 4
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a caption, of which ``token_length`` are read. The encoders need not be loaded for it."""
+        if self._count is None:
+            files = self._text_files()
+            if len(files) == 1:
+                self._count = demo_parts.DemoClip(files[0]).count_tokens
+            else:
+                self._count = bridge_text.token_counter(None if files else self._linked("clip"))
+        return self._count(text)
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Model-space latents [B, 16, h, w] of pictures [B, H, W, 3] in 0..1."""

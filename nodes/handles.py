@@ -14,6 +14,8 @@ CATEGORY = "Flux Full Fine-Tune"
 
 Model = io.Custom("FLUX_FFT_MODEL")
 Dataset = io.Custom("FLUX_FFT_DATASET")
+Pictures = io.Custom("FLUX_FFT_PICTURES")
+Captions = io.Custom("FLUX_FFT_CAPTIONS")
 Optimizer = io.Custom("FLUX_FFT_OPTIMIZER")
 Memory = io.Custom("FLUX_FFT_MEMORY")
 Recipe = io.Custom("FLUX_FFT_RECIPE")

@@ -50,8 +50,7 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
     report = scan.scan_folder(config.dataset, progress=_bar(node_id), look=scans.look)
     bridge.unload_models()  # what they hold is free for the training
     # Before anything is encoded: that can take an hour, in vain where the plan is impossible.
-    samples = [*report.samples, *report.validation]
-    shapes = [(height // 8, width // 8) for width, height in (sample.bucket for sample in samples)]
+    shapes = [(height // 8, width // 8) for width, height in (sample.bucket for sample in report.samples)]
     plan = planning.resolve(config, require_flux(config.model.flux), shapes)
     # The memory that this run's own worker holds now is no longer free, but its own.
     if not plan.fits and not (existing is not None and existing.worker_alive()):

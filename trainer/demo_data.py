@@ -179,12 +179,17 @@ class CaptionEncoder:
 
         rows, pooled = [], []
         for text in texts:
-            words = [self._word(w) for w in re.findall(r"\w+", text.lower())[: self.token_length]]
+            words = [self._word(w) for w in self.words(text)[: self.token_length]]
             rows.append(torch.stack(words + [self.tensors["padding"]] * (self.token_length - len(words))))
             total = torch.stack(words).sum(0) if words else self.tensors["padding"]
             total = total * math.sqrt(len(total)) / total.norm().clamp_min(1e-6)
             pooled.append(total @ self.tensors["pooling"])
         return torch.stack(rows) + self.tensors["places"], torch.stack(pooled)
+
+    @staticmethod
+    def words(text: str) -> list[str]:
+        """The words of a text, of which the first ``token_length`` are read."""
+        return re.findall(r"\w+", text.lower())
 
     def _word(self, word: str) -> torch.Tensor:
         if word in self._index:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,22 @@ def texts_in(value: Any, key: str = "") -> list[str]:
         return texts_in([text for each in value.values() for text in texts_in(each, key)], key)
     named = {str(k).strip().lower(): v for k, v in value.items()}
     return next((found for k in TEXT_KEYS if (found := texts_in(named.get(k), k))), [])
+
+
+def cut_off(captions: Iterable[tuple[str, Sequence[str]]], count: Callable[[str], int],
+            limit: int) -> list[tuple[str, str]]:  # fmt: skip
+    """A warning for each picture, of (name, captions), that has one with more tokens than ``limit``."""
+    known: dict[str, int] = {}
+    found = []
+    for name, texts in captions:
+        # A token stands for a byte at least, so that most texts need not be counted.
+        for text in (text for text in texts if len(text.encode("utf-8")) + 2 > limit):
+            if text not in known:
+                known[text] = count(text)
+        most = max((known.get(text, 0) for text in texts), default=0)
+        if most > limit:
+            found.append((name, f"has a caption of {most} tokens: {limit} are read, its end is cut off"))
+    return found
 
 
 def _lines(text: str, config: DatasetConfig) -> tuple[str, ...]:

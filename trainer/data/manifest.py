@@ -47,6 +47,39 @@ def entries(manifest: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     return found
 
 
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """What sets two lists of samples apart, in words: ``2 pictures added (a.png, b.png), 1 caption changed (c.png)``.
+
+    Pictures are known by their content, so that moving or renaming them is no change. Empty: nothing that is trained.
+    """
+    if old["fingerprint"] == new["fingerprint"]:
+        return ""
+    before, after = ({s["latent"]: s for s in manifest["samples"]} for manifest in (old, new))
+    names = {s["image"] for s in old["samples"]}
+    kept = [(before[k], after[k]) for k in after if k in before]
+
+    def differs(*fields: str) -> list[str]:
+        return [new["image"] for old, new in kept if any(old.get(f) != new.get(f) for f in fields)]
+
+    fresh = [s["image"] for k, s in after.items() if k not in before]
+    stay = {s["image"] for s in new["samples"]}
+    found = (
+        ("picture{} added", [n for n in fresh if n not in names]),
+        ("picture{} taken out", [s["image"] for k, s in before.items() if k not in after and s["image"] not in stay]),
+        ("picture{} changed", [n for n in fresh if n in names]),
+        ("caption{} changed", differs("caption", "captions")),
+        ("mask{} changed", differs("mask", "outside_mask")),
+        ("picture{} with other repeats, weight or mirroring", differs("repeats", "weight", "flipped")),
+    )  # fmt: skip
+    parts = []
+    for what, images in found:
+        images = list(dict.fromkeys(images))
+        if images:
+            some = ", ".join(images[:3]) + (" ..." if len(images) > 3 else "")
+            parts.append(f"{len(images)} {what.format('' if len(images) == 1 else 's')} ({some})")
+    return ", ".join(parts) or "their order changed"
+
+
 def cache_path_for(root: Path, run_dir: str | Path | None) -> str:
     """How a run's manifest names the cache: relative if it lies inside the run directory or beside it."""
     root = Path(os.path.abspath(root))

@@ -8,15 +8,7 @@ import json
 import sys
 from typing import Any
 
-from ..config import (
-    ALPHAS,
-    ANIMATIONS,
-    CAPTION_LINES,
-    CROPS,
-    MISSING_CAPTIONS,
-    DatasetConfig,
-    RecipeConfig,
-)
+from ..config import ALPHAS, ANIMATIONS, CAPTION_LINES, CROPS, MISSING_CAPTIONS, DatasetConfig, RecipeConfig
 from .report import table
 from .scan import survey, why_not
 

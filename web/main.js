@@ -4,7 +4,7 @@ import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
 
 import { watchDrops } from './drop.mjs'
-import { dropProgressPicture, executionId, TRAIN_STEPS } from './graph.mjs'
+import { dropProgressPicture, executionId, findNode, TRAIN_STEPS } from './graph.mjs'
 import { watchRuns } from './notices.mjs'
 import { attachPanel } from './panel.mjs'
 import { registerTab } from './runs_tab.mjs'
@@ -14,6 +14,12 @@ import { linesOf, showLines } from './said.mjs'
 let cached = []
 api.addEventListener('execution_cached', ({ detail }) => {
   cached = (detail.nodes ?? []).map(String)
+})
+
+/** A node that works for long says what it has found so far: its own words, at the end, take their place. */
+api.addEventListener('flux_fft.said', ({ detail }) => {
+  const node = findNode(detail.node)
+  if (node) showLines(node, detail.lines)
 })
 
 app.registerExtension({

@@ -11,7 +11,7 @@ function rootGraph() {
 }
 
 /** The node of an execution id such as "7", or "12:7" for node 7 in the subgraph node 12. */
-function findNode(id) {
+export function findNode(id) {
   let graph = rootGraph()
   const steps = String(id).split(':')
   const last = steps.pop()

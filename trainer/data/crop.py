@@ -27,7 +27,8 @@ def crop_box(image: Image.Image, bucket: tuple[int, int], crop: str) -> tuple[fl
         across = spare_x > 0
         part = _busiest(detail(image, across), (w / image.width) if across else (h / image.height))
         x, y = (x if part is None else part * spare_x, y) if across else (x, y if part is None else part * spare_y)
-    return x, y, x + w, y + h
+    # Rounding may go over the edge, which Pillow refuses.
+    return x, y, min(x + w, image.width), min(y + h, image.height)
 
 
 def detail(image: Image.Image, across: bool) -> np.ndarray:
@@ -55,4 +56,4 @@ def _busiest(profile: np.ndarray, share: float) -> float | None:
     held = sums[window:] - sums[:-window]
     best = np.flatnonzero(held == held.max())
     nearest = int(best[np.argmin(np.abs(2 * best - places))])
-    return nearest / places
+    return None if abs(2 * nearest - places) <= 1 else nearest / places

@@ -6,7 +6,7 @@ from comfy_api.latest import io
 
 from ..trainer.config import ModelConfig
 from ..trainer.flux.variants import require_flux
-from . import bridge, encoders, handles
+from . import bridge, bridge_files, encoders, handles
 
 FROM_LINK = "from the link"
 
@@ -22,9 +22,10 @@ class FluxFFTModel(io.ComfyNode):
             description="The files of the Flux to train: its weights, its two text encoders and its VAE. "
             "They are read from disk when needed and never changed.",
             inputs=[
-                io.Combo.Input("flux", options=bridge.model_files("diffusion_models", "checkpoints"),
+                io.Combo.Input("flux", options=bridge_files.flux_files(),
                                tooltip="File of the Flux weights, bf16, f16 or f32, from models/diffusion_models or "
-                                       "models/checkpoints. Choose dev, Krea or schnell; fp8, nf4 and GGUF files "
+                                       "models/checkpoints, or a folder of models/diffusers. Choose dev, Krea, schnell "
+                                       "or a model made from one; of several parts choose any. fp8, nf4 and GGUF files "
                                        "cannot be trained."),
                 io.Combo.Input("clip_l", options=texts,
                                tooltip="File of the CLIP-L text encoder (clip_l.safetensors). "
@@ -47,7 +48,7 @@ class FluxFFTModel(io.ComfyNode):
 
     @classmethod
     def execute(cls, flux, clip_l, t5, vae, clip_override=None, vae_override=None) -> io.NodeOutput:
-        path = bridge.model_path("flux", flux, "diffusion_models", "checkpoints")
+        path = bridge_files.flux_path(flux)
         require_flux(path)
         clip_l, t5 = (_encoder(name, value, clip_override) for name, value in (("clip_l", clip_l), ("t5", t5)))
         vae_file = ""

@@ -16,10 +16,10 @@ from tests.comfyui.graphs import Demo, demo, sample, start, train, with_previews
 from tests.comfyui.server import PACK, Graph, Install, Server
 
 NODES = [
-    "FluxFFTModel", "FluxFFTMergeLoRA", "FluxFFTDataset", "FluxFFTPictureSettings", "FluxFFTCaptionSettings", "FluxFFTOptimizerNAdam",
-    "FluxFFTOptimizerAdan", "FluxFFTMemory", "FluxFFTRecipe", "FluxFFTStart", "FluxFFTOpenRun", "FluxFFTTrainSteps",
-    "FluxFFTPreviewSettings", "FluxFFTPreview", "FluxFFTRunModel", "FluxFFTLossPlot", "FluxFFTExport",
-    "FluxFFTDemo", "FluxFFTDoctor",
+    "FluxFFTModel", "FluxFFTMergeLoRA", "FluxFFTDataset", "FluxFFTPictureSettings", "FluxFFTCaptionSettings",
+    "FluxFFTOptimizerNAdam", "FluxFFTOptimizerAdan", "FluxFFTMemory", "FluxFFTRecipe", "FluxFFTStart", "FluxFFTOpenRun",
+    "FluxFFTTrainSteps", "FluxFFTPreviewSettings", "FluxFFTPreview", "FluxFFTRunModel", "FluxFFTLossPlot",
+    "FluxFFTExport", "FluxFFTDemo", "FluxFFTDoctor",
 ]  # fmt: skip
 
 LOAD = """

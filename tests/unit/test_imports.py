@@ -13,11 +13,13 @@ NODES = sorted(p.relative_to(ROOT) for p in (ROOT / "nodes").rglob("*.py"))
 ENGINE_PARTS = ("flow", "optim", "memory", "flux")
 """Parts that know nothing of runs or processes."""
 FOR_NODES = {"client", "config", "data", "demo", "demo_data", "memory.plan", "flux.variants", "plot", "protocol"}
+FOR_NODES |= {"flux.lora"}  # does it fit?
 FOR_NODES |= {"run", "events", "compare"}  # reading the run directory
 FOR_NODES |= {"files", "header", "settings"}  # writing and reading small files
 """What the nodes may use of the trainer."""
 TORCH_FREE = ("trainer.config", "trainer.run", "trainer.client", "trainer.protocol", "trainer.data.scan",
-              "trainer.data.cache", "trainer.data.batches", "trainer.flux.variants", "trainer.memory.plan")  # fmt: skip
+              "trainer.data.cache", "trainer.data.batches", "trainer.flux.variants", "trainer.flux.lora",
+              "trainer.memory.plan")  # fmt: skip
 
 
 def imports(path: Path) -> list[str]:

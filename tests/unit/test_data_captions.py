@@ -2,7 +2,8 @@
 
 import pytest
 
-from trainer.data.captions import caption_for, decode, name_words
+from trainer.config import DatasetConfig
+from trainer.data.captions import Caption, caption_for, cut_off, decode, find_caption, name_words
 
 TEXT = "caf\u00e9 by the sea"
 
@@ -74,3 +75,114 @@ def test_unreadable_and_huge_caption_files(tmp_path):
 def test_names_without_words():
     assert name_words("___") == "___"
     assert name_words("bad\udcffname") == "bad?name"
+
+
+def test_a_name_with_its_extension_counts_after_one_without(tmp_path):
+    (tmp_path / "a.png.txt").write_text("whole name", encoding="utf-8")
+    assert caption_for(tmp_path / "a.png").text == "whole name"
+    (tmp_path / "a.txt").write_text("stem", encoding="utf-8")
+    assert caption_for(tmp_path / "a.png").text == "stem"
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ('{"caption": "a cat"}', ("a cat",)),
+        ('{"Caption ": "a cat"}', ("a cat",)),
+        ('{"text": "a cat", "url": "b"}', ("a cat",)),
+        ('{"prompt": "a cat"}', ("a cat",)),
+        ('{"description": "a cat"}', ("a cat",)),
+        ('{"caption": "", "text": "a cat"}', ("a cat",)),
+        ('{"caption": null, "tags": "1girl, hat"}', ("1girl, hat",)),
+        ('"a cat"', ("a cat",)),
+        ('["a cat", "a pet"]', ("a cat", "a pet")),
+        ('{"captions": ["a cat", " ", "a pet"]}', ("a cat", "a pet")),
+        ('{"caption": {"text": "a cat"}}', ("a cat",)),
+        ('[{"caption": "a cat"}]', ("a cat",)),
+        ('{"tags": ["1girl", "hat"]}', ("1girl, hat",)),
+        ('{"tags": {"general": ["hat", "red"], "artist": ["me"]}}', ("hat, red, me",)),
+        ('{"tag_string": "1girl red_hat"}', ("1girl, red_hat",)),
+        ('{"caption": "two\\nlines"}', ("two lines",)),
+        ('{"caption": "half \\ud83d a smile \\ud83d\\ude00"}', ("half ? a smile \U0001f600",)),
+    ],
+)
+def test_json_as_others_write_it(tmp_path, content, texts):
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + content.encode())
+    caption = caption_for(tmp_path / "a.png")
+    assert (caption.texts, caption.source, caption.warning) == (texts, "file", "")
+    caption.text.encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("{", "no valid JSON"), ("[" * 100_000, "no valid JSON"), ("", "no valid JSON"), ('{"seed": 1}', "without a caption"),
+     ('{"caption": 5}', "without a caption"), ("null", "without a caption")],
+)  # fmt: skip
+def test_json_without_a_caption_falls_back_with_a_warning(tmp_path, content, why):
+    (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    caption = caption_for(tmp_path / "a.png", "ohwx")
+    assert (caption.text, caption.source) == ("ohwx", "trigger") and why in caption.warning
+    (tmp_path / "a.txt").write_text("mine", encoding="utf-8")
+    assert caption_for(tmp_path / "a.png") == Caption(("mine",), "file")
+
+
+def found(path, **settings):
+    return find_caption(path, DatasetConfig(folder=".", **settings))
+
+
+def test_what_pictures_without_a_caption_get(tmp_path):
+    path = tmp_path / "red_cars" / "a_1.png"
+    path.parent.mkdir()
+    fixed = found(path, missing_captions="fixed", fixed_caption="a car")
+    assert (fixed.texts, fixed.source) == (("a car",), "instead") and "fixed caption" in fixed.warning
+    folder = found(path, missing_captions="folder")
+    assert (folder.texts, folder.source) == (("red cars",), "folder") and "folder's name" in folder.warning
+    for policy in ("skip", "stop"):
+        caption = found(path, missing_captions=policy, trigger_word="ohwx")
+        assert caption.texts == () and "no caption file" in caption.warning and not caption.own
+    (path.parent / "a_1.txt").write_text("mine", encoding="utf-8")
+    for policy in ("fixed", "folder", "skip", "stop"):
+        caption = found(path, missing_captions=policy, fixed_caption="a car" if policy == "fixed" else "")
+        assert caption == Caption(("mine",), "file")
+
+
+def test_one_text_for_all(tmp_path):
+    (tmp_path / "a.txt").write_text("mine", encoding="utf-8")
+    caption = found(tmp_path / "a.png", fixed_caption=" a car\n")
+    assert caption == Caption(("a car",), "fixed") and caption.own
+    assert found(tmp_path / "a.png", fixed_caption=" \n") == Caption(("mine",), "file")
+
+
+def test_lines_joined_or_one_at_a_time(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\r\n\r\n  two \nthree")
+    assert found(tmp_path / "a.png").texts == ("one two three",)
+    assert found(tmp_path / "a.png", caption_lines="random", caption_variants=1).texts == ("one", "two", "three")
+    (tmp_path / "a.txt").write_text("\n".join(map(str, range(150))), encoding="utf-8")
+    many = found(tmp_path / "a.png", caption_lines="random")
+    assert len(many.texts) == 100 and "150 captions" in many.warning
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffix", "result"),
+    [("", "", "a cat"), ("photo of", "", "photo of a cat"), ("ohwx, ", "", "ohwx, a cat"), ("ohwx,", "", "ohwx, a cat"),
+     ("", "outside", "a cat outside"), ("", ", outside", "a cat, outside"), ("x", ".", "x a cat.")],
+)  # fmt: skip
+def test_prefix_and_suffix(tmp_path, prefix, suffix, result):
+    (tmp_path / "a.txt").write_text("a cat", encoding="utf-8")
+    assert found(tmp_path / "a.png", caption_prefix=prefix, caption_suffix=suffix).texts == (result,)
+    for settings in ({"trigger_word": "a cat"}, {"missing_captions": "fixed", "fixed_caption": "a cat"}):
+        assert found(tmp_path / "b.png", caption_prefix=prefix, caption_suffix=suffix, **settings).texts == (result,)
+
+
+def test_texts_that_are_cut_off_are_named():
+    calls = []
+
+    def count(text):
+        calls.append(text)
+        return len(text.split()) + 1
+
+    long = "word " * 60
+    pictures = [("a.png", ("short",)), ("b.png", ("short", long)), ("c.png", (long,)), ("d.png", ("x" * 300,))]
+    assert cut_off(pictures, count, 50) == [
+        (name, "has a caption of 61 tokens: 50 are read, its end is cut off") for name in ("b.png", "c.png")]
+    assert calls == [long, "x" * 300], "each text is counted once, and only if it can be too long"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from workers import make, state_files, wait_for_state
 
-from trainer.export import export_checkpoint, export_save_point
+from trainer.export import ExportOptions, export
 from trainer.loop import Trainer
 from trainer.run import RunDirectory
 from trainer.session import Session
@@ -217,13 +217,13 @@ def test_a_stopped_run_is_exported_from_its_files(tiny, tmp_path, monkeypatch, p
     run = saved_run(tiny, optimizer={"weight_precision": precision})
     one = Session(run)
     one.use(one.load())
-    by_engine = export_checkpoint(one.trainer, tmp_path / "engine.safetensors", dtype)
+    by_engine = export(run, tmp_path / "engine.safetensors", ExportOptions(dtype=dtype), trainer=one.trainer)
     monkeypatch.setattr("trainer.checkpoint.CHUNK", 256)
     monkeypatch.setattr(Trainer, "__init__", lambda *_, **__: pytest.fail("an engine was made"))
     Path(run.config.model.flux).unlink()
     sizes, read = [], TensorFile.read
     monkeypatch.setattr(TensorFile, "read", lambda *a: sizes.append(a[3] - a[2]) or read(*a))
-    done = export_save_point(run, tmp_path / "files.safetensors", dtype, metadata={"x": "y"})
+    done = export(run, tmp_path / "files.safetensors", ExportOptions(dtype=dtype, metadata={"x": "y"}))
     assert {**done, "path": ""} == {**by_engine, "path": "", "bytes": done["bytes"]} and max(sizes) == 256
     with TensorFile(tmp_path / "files.safetensors") as a, TensorFile(tmp_path / "engine.safetensors") as b:
         assert a.tensors.keys() == b.tensors.keys()
@@ -231,8 +231,6 @@ def test_a_stopped_run_is_exported_from_its_files(tiny, tmp_path, monkeypatch, p
         assert {**a.header.metadata, "modelspec.date": ""} == {**b.header.metadata, "modelspec.date": "", "x": "y"}
     x, y = (load_file(tmp_path / f"{name}.safetensors") for name in ("files", "engine"))
     assert all(torch.equal(x[n], y[n]) for n in y)
-    with pytest.raises(ValueError, match="dtype is 'f8'"):
-        export_save_point(run, tmp_path / "other.safetensors", "f8")
 
 
 def test_a_save_point_that_does_not_fit_is_refused_before_anything_is_written(tiny, monkeypatch):

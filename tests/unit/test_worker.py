@@ -240,17 +240,18 @@ def test_export_writes_the_weights_and_the_recipe_but_no_path_and_no_caption(tin
     wait_for_state(client, "finished")
     out = tmp_path / "out.safetensors"
     done = client.export(out, "f32", {"modelspec.title": "My model"})
-    assert done == {"path": str(out), "bytes": out.stat().st_size, "step": 2, "dtype": "f32"}
+    text = f"f32, step 2, {out.stat().st_size / 1e6:.1f} MB"
+    assert done == {"path": str(out), "bytes": out.stat().st_size, "step": 2, "dtype": "f32", "text": text}
     trainer = Trainer(run.config, run.path, dataset=run.dataset)
     trainer.load(run.latest_save_point().path)
     exported = load_file(out)
     assert all(torch.equal(exported[n], p) for n, p in trainer.model.named_parameters())
     with safe_open(out, "pt") as file:
         about = file.metadata()
-    assert about["modelspec.sai_model_spec"] == "1.0.0" and about["modelspec.architecture"] == "flux-1-dev"
+    assert about["modelspec.sai_model_spec"] == "1.0.1" and about["modelspec.architecture"] == "flux-1-dev"
     assert (about["modelspec.title"], about["flux_fft.steps"], about["flux_fft.dtype"]) == ("My model", "2", "f32")
     recipe = json.loads(about["flux_fft.recipe"])
-    assert recipe["optimizer"]["lr"] == 1e-3 and recipe["dataset"]["samples"] == 7
+    assert recipe["optimizer"]["lr"] == 1e-3 and json.loads(about["flux_fft.dataset"])["pictures"] == 7
     text = json.dumps(about)
     assert str(tmp_path) not in text and "flux.safetensors" not in text and "folder" not in text
     before = out.read_bytes()

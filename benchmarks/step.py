@@ -197,10 +197,10 @@ def arithmetic(trainer: Trainer, *, block_by_block: bool) -> dict[str, float]:
         for stage in body:
             stage.arena.bring()
             with stopwatch(trainer.device, spent, "forward"):
-                walk_out(trainer.conveyor, [stage], micros, trainer.keeper)
+                walk_out(trainer.conveyor.visit, [stage], micros, trainer.keeper)
     else:
         with stopwatch(trainer.device, spent, "forward"):
-            walk_out(trainer.conveyor, body, micros, trainer.keeper)
+            walk_out(trainer.conveyor.visit, body, micros, trainer.keeper)
     watch = stopwatch(trainer.device, spent, "backward") if not block_by_block else contextlib.nullcontext()
     with watch:
         for stage in [head, *reversed(body)]:

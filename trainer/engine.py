@@ -109,10 +109,19 @@ class Engine:
             group.spec = replace(group.spec, since=self.since)
         self.updated = []
 
-    def entries(self, dtype: str) -> list[Entry]:
-        """The weights under their file names, for ``weights.write_safetensors``: exact masters, cast to ``dtype``."""
+    def entries(self, dtype: str, *, ema: bool = False) -> list[Entry]:
+        """The weights under their file names, for ``weights.write_safetensors``: exact masters, cast to ``dtype``.
+
+        ``ema``: their running averages; ``ValueError`` where the run keeps none.
+        """
+        self.check_average(ema)
         self.conveyor.streams.synchronize()
-        return checkpoint.export_entries(self.stages, dtype)
+        return checkpoint.export_entries(self.stages, dtype, ema=ema)
+
+    def check_average(self, wanted: bool) -> None:
+        """Raise ``ValueError`` if a running average is ``wanted`` and there is none."""
+        if wanted and not self.config.recipe.ema_decay:
+            raise ValueError("this run keeps no average of its weights: set ema_decay in its recipe and train on")
 
     def tighten(self) -> bool:
         """After running out of the device's memory: make do with less. False if nothing is left to give up.

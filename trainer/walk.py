@@ -9,6 +9,7 @@ travel once however large the batch is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from .memory.conveyor import Conveyor, Keeper
 from .optim.base import UpdateSpec
 
 Hidden = tuple[Tensor, ...]
+Visit = Callable[[Arena], AbstractContextManager[None]]
 
 
 @dataclass
@@ -134,12 +136,15 @@ def predict_head(model: Flux, hidden: Hidden, m: MicroBatch) -> Tensor:
 
 
 def walk_out(
-    conveyor: Conveyor, stages: Sequence[Stage], micros: Sequence[MicroBatch], keeper: Keeper | None = None
+    visit: Visit, stages: Sequence[Stage], micros: Sequence[MicroBatch], keeper: Keeper | None = None
 ) -> None:
-    """Carry every micro-batch through ``stages`` without gradients; ``keeper`` keeps their inputs for the way back."""
+    """Carry every micro-batch through ``stages`` without gradients; ``keeper`` keeps their inputs for the way back.
+
+    ``visit``: the conveyor's, or another that brings something else in the place of a stage's weights.
+    """
     with torch.no_grad():
         for stage in stages:
-            with conveyor.visit(stage.arena):
+            with visit(stage.arena):
                 for m in micros:
                     if keeper is not None:
                         keeper.put(m.hidden)

@@ -17,7 +17,7 @@ def walked(trainer: Trainer, samples, levels, counters):
     micros = trainer._micro_batches(samples, levels, counters)
     arenas = [stage.arena for stage in trainer.stages]
     trainer.conveyor.begin([*arenas[:-1], *reversed(arenas)])
-    walk_out(trainer.conveyor, trainer.stages[:-1], micros, trainer.keeper)
+    walk_out(trainer.conveyor.visit, trainer.stages[:-1], micros, trainer.keeper)
     found = {}
     for stage in reversed(trainer.stages):
         with trainer.conveyor.visit(stage.arena):

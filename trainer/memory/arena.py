@@ -89,7 +89,7 @@ class Group:
         self.here: Buffer | None = None
         self.finite: Tensor | None = None
         """0-d bool on the device: whether the last step's gradients were all finite (else it changed nothing)."""
-        self._point_at(self.home["weight"])
+        self.point_at(self.home["weight"])
         conveyor.reserve_gradient(self.label, self.numel)
 
     @property
@@ -117,7 +117,7 @@ class Group:
             streams, self.here = self.conveyor.streams, self.conveyor.device.take(self.weight_layout)
             with streams.use(UP, reads=[self.home], writes=[self.here]):
                 streams.copy(UP, self.here["weight"], self.home["weight"])
-        self._point_at(self.here["weight"])
+        self.point_at(self.here["weight"])
 
     def leave(self, *, write_home: bool) -> None:
         """Let go of the device's copy; ``write_home``: the host's is not the same."""
@@ -126,7 +126,7 @@ class Group:
                 self._send_weights(self.here, self.home)
             self.conveyor.device.give(self.weight_layout, self.here)
         self.here = None
-        self._point_at(self.home["weight"])
+        self.point_at(self.home["weight"])
 
     def _send_weights(self, source: Buffer, target: Buffer) -> None:
         streams = self.conveyor.streams
@@ -198,7 +198,7 @@ class Group:
         assert self.here is not None
         old_home, old_here = self.home, self.here
         self.home, self.here = home, here
-        self._point_at(here["weight"])
+        self.point_at(here["weight"])
         self._give_back(old_home, old_here)
 
     def _give_back(self, home: Buffer, here: Buffer) -> None:
@@ -211,7 +211,8 @@ class Group:
         storage = {name: t for name, t in buffer.tensors.items() if name != "weight"}
         return slice_storage(storage, start, stop, self.numel)
 
-    def _point_at(self, flat: Tensor) -> None:
+    def point_at(self, flat: Tensor) -> None:
+        """Have the modules compute with ``flat``."""
         for piece in self.pieces:
             piece.parameter.data = piece.view(flat)
 

@@ -79,7 +79,7 @@ def _train(
         with sdpa_kernel(SDPBackend.MATH):
             arenas = [stage.arena for stage in back]
             conveyor.begin([*(stage.arena for stage in body), *arenas], updates=arenas)
-            walk_out(conveyor, body, [micro], keeper)
+            walk_out(conveyor.visit, body, [micro], keeper)
             for stage in back:
                 with conveyor.visit(stage.arena):
                     if stage is head:

@@ -1,0 +1,361 @@
+"""The running average of the weights, against a float64 reference of it and through all that an engine does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fake_streams import FakeStreams
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer import checkpoint
+from trainer.config import STATE_FORMATS, WEIGHT_PRECISIONS, OptimizerConfig
+from trainer.loop import Trainer
+from trainer.memory import conveyor
+from trainer.optim.average import Fixed16, decay_at, difference
+from trainer.optim.base import averaged, make_storage, master, slice_storage, spec_from_config, update_chunk_
+from trainer.optim.rounding import noise_of
+
+CPU = torch.device("cpu")
+ADAN = {"kind": "adan", "betas": (0.98, 0.92, 0.99)}
+KINDS = [
+    {"weight_precision": "split"},
+    {"weight_precision": "stochastic"},
+    {"weight_precision": "nearest", "lr": 1e-2},
+    {"weight_precision": "f32"},
+    {"weight_precision": "split", "state_format": "f32"},
+    {"weight_precision": "split", "state_format": "u16pow"},
+    {**ADAN, "weight_precision": "split", "state_format": "int8"},
+]
+
+
+def code(value: torch.Tensor, step: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """A round trip of ``value`` [rows, 256]: the storage, and what it decodes to."""
+    kind, rows = Fixed16(), len(value)
+    layout = kind.layout("x", value.numel(), True)
+    storage = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in layout.items()}
+    storage["x"] = storage["x"].view(rows, 256)
+    kind.encode_(storage, "x", value, True, noise_of(1, step, [range(rows)], CPU), 5, None)
+    return storage, kind.decode(storage, "x", True)
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=256), st.integers(1, 10**6))
+def test_a_code_is_within_one_unit_of_the_blocks_largest(values: list[float], step: int) -> None:
+    value = torch.zeros(1, 256)
+    value[0, : len(values)] = torch.tensor(values)
+    _, found = code(value, step)
+    unit = max(float(value.abs().max()) * 2.0**-14, 2.0**-108)
+    assert found.isfinite().all() and float((found - value).abs().max()) <= unit
+    assert torch.equal(code(found, step + 1)[1], found)  # what it can hold exactly, it does
+
+
+def test_zero_bytes_are_zero_and_zeros_stay() -> None:
+    kind = Fixed16()
+    empty = {"x": torch.zeros(2, 256, dtype=torch.int16), "x.scale": torch.zeros(2, dtype=torch.int32)}
+    assert torch.equal(kind.decode(empty, "x", True), torch.zeros(2, 256))
+    storage, found = code(torch.zeros(2, 256), 1)
+    assert torch.equal(found, torch.zeros(2, 256)) and not storage["x"].any() and not storage["x.scale"].any()
+
+
+def test_codes_are_right_on_average() -> None:
+    value = torch.randn(8, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-9, 3, 8)[:, None]
+    rounds = 800
+    mean = sum(code(value, step)[1].double() for step in range(rounds)) / rounds
+    unit = value.abs().amax(1, keepdim=True).double() * 2.0**-14
+    assert ((mean - value).abs() < 5.5 * 0.5 * unit / rounds**0.5).all()
+    assert abs(float(((mean - value) / unit).mean())) < 5 * 0.5 / (rounds * value.numel()) ** 0.5
+
+
+def run_average(settings: dict, decay: float, steps: int, numel: int = 256 * 24, dtype=None):
+    """Weights, storage and the float64 average after ``steps`` updates on a random problem; and the middle's error."""
+    config = OptimizerConfig(**{"lr": 1e-3, **settings})
+    spec = spec_from_config(config, 7, decay)
+    dtype = dtype or (torch.float32 if config.weight_precision == "f32" else torch.bfloat16)
+    g = torch.Generator().manual_seed(3)
+    weight = (0.05 * torch.randn(numel, generator=g)).to(dtype)
+    goal = 0.05 * torch.randn(numel, generator=g)
+    storage = make_storage(spec, numel, dtype)
+    reference = master(weight, storage).double().clone()
+    for step in range(1, steps + 1):
+        grad = master(weight, storage) - goal + 0.1 * torch.randn(numel, generator=g)
+        update_chunk_(spec, weight, grad, storage, lr=config.lr, step=step)
+        d = decay_at(decay, step)
+        reference = d * reference + (1 - d) * master(weight, storage).double()
+    return weight, storage, reference
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=lambda s: "-".join(str(v) for v in s.values()))
+@pytest.mark.parametrize("decay", [0.9, 0.999, 0.9999])
+def test_it_follows_a_float64_average_for_hundreds_of_steps(settings, decay) -> None:
+    """Root mean square error under 0.5 % of the difference's, mean error under 0.05 % of it: 400 steps."""
+    weight, storage, reference = run_average(settings, decay, 400)
+    true = reference - master(weight, storage).double()
+    error = difference(storage, weight.numel()).double() - true
+    size = float(true.square().mean().sqrt())
+    assert size > 0 and float(error.square().mean().sqrt()) < 0.005 * size
+    assert abs(float(error.mean())) < 0.0005 * size
+    if decay < 0.999:  # the float32 sum is the average
+        assert torch.allclose(averaged(weight, storage).double(), reference, rtol=0, atol=0.005 * size)
+
+
+@pytest.mark.slow
+def test_a_slow_average_stays_right_for_thousands_of_steps() -> None:
+    weight, storage, reference = run_average({"weight_precision": "split"}, 0.9999, 6000, numel=256 * 8)
+    true = reference - master(weight, storage).double()
+    error = difference(storage, weight.numel()).double() - true
+    size = float(true.square().mean().sqrt())
+    assert float(error.square().mean().sqrt()) < 0.01 * size and abs(float(error.mean())) < 0.001 * size
+
+
+@pytest.mark.parametrize("numel", [100, 4096])
+def test_small_tensors_keep_it_in_float32(numel: int) -> None:
+    weight, storage, reference = run_average({"weight_precision": "split"}, 0.99, 100, numel=numel)
+    assert storage["ema"].dtype == torch.float32 and "ema.scale" not in storage
+    assert torch.allclose(averaged(weight, storage).double(), reference, rtol=1e-6, atol=1e-8)
+
+
+def test_float32_weights_keep_it_packed_too() -> None:
+    weight, storage, reference = run_average({"weight_precision": "split"}, 0.999, 200, dtype=torch.float32)
+    assert storage["ema"].dtype == torch.int16
+    size = float((reference - weight.double()).square().mean().sqrt())
+    assert float((averaged(weight, storage).double() - reference).square().mean().sqrt()) < 0.005 * size
+
+
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("numel", [100, 256 * 20])
+def test_where_gradients_are_not_finite_only_the_average_comes_nearer(monkeypatch, readable, dtype, numel) -> None:
+    """Whether the host may look at the flag or not: the same bits."""
+    monkeypatch.setattr("trainer.optim.base._readable", lambda device: readable)
+    spec = spec_from_config(OptimizerConfig(), 7, 0.999)
+    weight, storage = torch.randn(numel).to(dtype), make_storage(spec, numel, dtype)
+    for step in (1, 2, 3):
+        update_chunk_(spec, weight, torch.randn(numel), storage, lr=1e-3, step=step)
+    before = {name: t.clone() for name, t in storage.items()}
+    kept, old = weight.clone(), difference(storage, numel).clone()
+    assert float(old.abs().max()) > 0
+    bad = torch.randn(numel)
+    bad[7] = float("nan")
+    update_chunk_(spec, weight, bad, storage, lr=1e-3, step=4)
+    assert torch.equal(weight, kept)
+    assert all(torch.equal(storage[n], before[n]) for n in storage if not n.startswith("ema"))
+    unit = float(old.abs().max()) * 2.0**-14
+    assert torch.allclose(difference(storage, numel), old * decay_at(0.999, 4), rtol=1e-6, atol=unit)
+
+
+def test_the_hosts_look_at_the_flag_changes_no_bit(monkeypatch) -> None:
+    results = []
+    for readable in (True, False):
+        monkeypatch.setattr("trainer.optim.base._readable", lambda device, r=readable: r)
+        spec = spec_from_config(OptimizerConfig(), 7, 0.999)
+        g = torch.Generator().manual_seed(0)
+        weight = torch.randn(256 * 20 + 19, generator=g).bfloat16()
+        storage = make_storage(spec, weight.numel(), weight.dtype)
+        for step in range(1, 6):
+            grad = torch.randn(weight.numel(), generator=g)
+            if step == 3:
+                grad[0] = float("inf")
+            update_chunk_(spec, weight, grad, storage, lr=1e-3, step=step)
+        results.append({"weight": weight, **storage})
+    assert all(torch.equal(results[0][n], results[1][n]) for n in results[0])
+
+
+@pytest.mark.parametrize("settings", KINDS[:4], ids=lambda s: s["weight_precision"])
+def test_slices_and_tiles_change_no_bit_and_the_weights_know_nothing_of_it(settings, monkeypatch) -> None:
+    config = OptimizerConfig(**{"lr": 1e-3, **settings})
+    spec = spec_from_config(config, 7, 0.999)
+    dtype = torch.float32 if config.weight_precision == "f32" else torch.bfloat16
+    numel = 256 * 41 + 77
+    g = torch.Generator().manual_seed(0)
+    start = torch.randn(numel, generator=g).to(dtype)
+    grads = [torch.randn(numel, generator=g) for _ in range(4)]
+
+    def run(spec, cuts: list[int], tile: int) -> dict[str, torch.Tensor]:
+        monkeypatch.setattr("trainer.optim.base._tile_size", lambda *_: tile)
+        weight, storage = start.clone(), make_storage(spec, numel, dtype)
+        for step, grad in enumerate(grads, 1):
+            for a, b in zip([0, *cuts], [*cuts, numel], strict=True):
+                part = slice_storage(storage, a, b, numel)
+                update_chunk_(spec, weight[a:b], grad[a:b], part, lr=config.lr, step=step, offset=a)
+        return {"weight": weight, **storage}
+
+    whole = run(spec, [], 1 << 20)
+    assert whole["ema"].any()
+    for other in (run(spec, [256 * 20], 1 << 20), run(spec, [256, 2560], 512)):
+        assert all(torch.equal(whole[name], other[name]) for name in whole)
+    formats = {name: kind for name, kind in spec.state_format.items() if name != "ema"}
+    without = run(replace(spec, state_format=formats, ema_decay=0.0), [], 1 << 20)
+    assert all(torch.equal(whole[name], without[name]) for name in without)
+
+
+# -- in the engine
+
+
+def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
+    trainer.conveyor.streams.synchronize()
+    return {
+        f"{stage.name}:{group.label}.{name}": t.clone()
+        for stage in trainer.stages
+        for group in stage.arena.groups
+        for name, t in {"weight": group.current, **group.storage}.items()
+    }
+
+
+def make(tiny, name: str, streams=None, *, decay: float = 0.99, optimizer: dict | None = None, **memory) -> Trainer:
+    config, folder, manifest = tiny(
+        name=name, optimizer={"weight_precision": "split", **(optimizer or {})}, recipe={"ema_decay": decay},
+        memory=memory,
+    )  # fmt: skip
+    return Trainer(config, folder, dataset=manifest, streams=streams)
+
+
+def tensors(entries) -> dict[str, torch.Tensor]:
+    return {e.name: torch.cat([c.flatten() for c in e.chunks()]).view(e.shape) for e in entries}
+
+
+def assert_same(a, b) -> None:
+    assert a.keys() == b.keys()
+    assert not [name for name in a if not torch.equal(a[name], b[name])]
+
+
+@pytest.mark.parametrize("precision", WEIGHT_PRECISIONS)
+@pytest.mark.parametrize("state_format", STATE_FORMATS)
+def test_every_engine_has_one_and_it_is_the_average_of_its_weights(tiny, precision, state_format) -> None:
+    lr = 1e-2 if precision == "nearest" else 1e-3
+    trainer = make(tiny, "run", optimizer={"weight_precision": precision, "state_format": state_format, "lr": lr})
+    reference = {n: t.double() for n, t in tensors(trainer.entries("f32")).items()}
+    assert_same(tensors(trainer.entries("f32")), tensors(trainer.entries("f32", ema=True)))
+    start = dict(reference)
+    for step in range(1, 9):
+        trainer.train_step()
+        d = decay_at(0.99, step)
+        now = tensors(trainer.entries("f32"))
+        reference = {n: d * t + (1 - d) * now[n].double() for n, t in reference.items()}
+    found = tensors(trainer.entries("f32", ema=True))
+    for name, t in reference.items():
+        moved = float((now[name].double() - start[name]).abs().max())
+        assert moved > 0 and float((found[name].double() - t).abs().max()) < 0.002 * moved + 1e-7, name
+        assert not torch.equal(found[name], now[name]), name
+
+
+@pytest.mark.parametrize("swap", [0, 1, 2])
+@pytest.mark.parametrize("offload", ["on", "off"])
+def test_streaming_and_chunks_change_no_bit(tiny, monkeypatch, swap, offload) -> None:
+    def run(trainer: Trainer) -> dict[str, torch.Tensor]:
+        for step in range(4):
+            trainer.train_step()
+            if step == 1:
+                trainer.predict(*given(trainer), ema=True)
+            if step == 2:
+                trainer.park()
+        return everything(trainer)
+
+    plain = run(make(tiny, "plain"))
+    monkeypatch.setattr("trainer.memory.arena.CHUNK", 1 << 14)
+    monkeypatch.setattr(conveyor, "RING_BYTES", 1 << 19)
+    moved = make(tiny, "moved", FakeStreams(), blocks_to_swap=swap, activation_offload=offload)
+    assert_same(plain, run(moved))
+
+
+def given(trainer: Trainer):
+    x = torch.randn(2, 16, 7, 9, generator=torch.Generator().manual_seed(3))
+    context, pooled = trainer.data.captions([0, 1], [False, False])
+    return x, torch.tensor([0.3, 0.8]), context, pooled, torch.tensor([3.5, 3.5])
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("swap", [0, 1, 2])
+@pytest.mark.parametrize("precision", ["split", "f32", "stochastic"])
+def test_a_prediction_with_the_average_is_that_of_a_model_that_has_it(tiny, monkeypatch, fake, swap, precision) -> None:
+    if fake:
+        monkeypatch.setattr("trainer.memory.arena.CHUNK", 1 << 14)
+    streams = FakeStreams() if fake else None
+    trainer = make(tiny, "run", streams, optimizer={"weight_precision": precision, "lr": 3e-3}, blocks_to_swap=swap)
+    for _ in range(3):
+        trainer.train_step()
+    before = everything(trainer)
+    plain = trainer.predict(*given(trainer))
+    found = trainer.predict(*given(trainer), ema=True)
+    assert torch.equal(found, trainer.predict(*given(trainer), ema=True))
+    assert torch.equal(plain, trainer.predict(*given(trainer))) and not torch.equal(plain, found)
+    assert_same(before, everything(trainer))
+    average = tensors(trainer.entries("f32", ema=True))
+    trainer.park()
+    for name, p in trainer.model.named_parameters():
+        p.data = average[name].to(p.dtype)
+    with torch.no_grad():
+        expected = trainer.model(*given(trainer))
+    assert torch.allclose(found, expected, atol=1e-6 if precision == "f32" else 2e-2, rtol=1e-3)
+    assert (found - expected).norm() < 0.2 * (found - plain).norm()
+
+
+def test_a_prediction_that_fails_in_the_middle_leaves_the_weights_in_place(tiny) -> None:
+    trainer = make(tiny, "run", FakeStreams(), blocks_to_swap=1)
+    trainer.train_step()
+    before, run = everything(trainer), trainer.stages[2].run
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    trainer.stages[2].run = fail
+    with pytest.raises(RuntimeError):
+        trainer.predict(*given(trainer), ema=True)
+    trainer.stages[2].run = run
+    assert_same(before, everything(trainer))
+    for stage in trainer.stages:
+        for group in stage.arena.groups:
+            for piece in group.pieces:
+                assert torch.equal(piece.parameter.data, piece.view(group.current))
+    trainer.train_step()
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=lambda s: "-".join(str(v) for v in s.values()))
+def test_resuming_continues_it_bit_for_bit_and_files_tell_it(tiny, tmp_path, settings) -> None:
+    straight, first = (make(tiny, name, optimizer=settings) for name in ("straight", "first"))
+    for _ in range(3):
+        first.train_step()
+    (state := tmp_path / "state").mkdir()
+    first.save(state)
+    second = make(tiny, "second", optimizer=settings, blocks_to_swap=1)
+    second.load(state)
+    for _ in range(6):
+        straight.train_step()
+    for _ in range(3):
+        second.train_step()
+    assert_same(everything(straight), everything(second))
+    for ema in (False, True):
+        assert_same(tensors(first.entries("f32", ema=ema)), tensors(checkpoint.saved_entries(state, "f32", ema=ema)))
+
+
+def test_it_may_begin_and_end_on_the_way(tiny, tmp_path) -> None:
+    without, kept = make(tiny, "without", decay=0.0), make(tiny, "with")
+    for trainer in (without, kept):
+        trainer.train_step()
+        (tmp_path / trainer.config.name).mkdir()
+        trainer.save(tmp_path / trainer.config.name)
+    with pytest.raises(ValueError, match="ema_decay"):
+        without.entries("f32", ema=True)
+    with pytest.raises(ValueError, match="ema_decay"):
+        without.predict(*given(without), ema=True)
+    with pytest.raises(ValueError, match="no average"):
+        checkpoint.saved_entries(tmp_path / "without", "f32", ema=True)
+    kept.load(tmp_path / "without")
+    assert_same(tensors(kept.entries("f32")), tensors(kept.entries("f32", ema=True)))
+    without.load(tmp_path / "with")
+    assert without.train_step().loss == kept.train_step().loss
+
+
+def test_switching_it_on_needs_another_engine_and_another_decay_does_not(tiny) -> None:
+    config, folder, manifest = tiny(recipe={"ema_decay": 0.99})
+    trainer = Trainer(config, folder, dataset=manifest)
+    slower = replace(config, recipe=replace(config.recipe, ema_decay=0.999))
+    assert trainer.reconfigure(slower, manifest)
+    assert {g.spec.ema_decay for s in trainer.stages for g in s.arena.groups} == {0.999}
+    assert not trainer.reconfigure(replace(config, recipe=replace(config.recipe, ema_decay=0.0)), manifest)
+
+
+def test_a_short_training_does_not_average_its_beginning() -> None:
+    assert decay_at(0.9999, 1) == pytest.approx(2 / 11) and decay_at(0.5, 1000) == 0.5
+    assert decay_at(0.9999, 10**6) == 0.9999

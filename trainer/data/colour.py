@@ -126,7 +126,9 @@ def _from_deep(image: Image.Image, black: float, white: float, profile: bytes | 
     values = np.asarray(image)
     if image.mode == "I" and max(black, white) > 0x7FFFFFFF:
         values = values.view(np.uint32)  # unsigned files, which Pillow shows as signed
-    scaled = (np.nan_to_num(values.astype(np.float64), nan=black) - black) * (255 / ((white - black) or 1.0))
+    low, high = min(black, white), max(black, white)
+    finite = np.nan_to_num(values.astype(np.float64), nan=black, posinf=high, neginf=low)
+    scaled = (finite - black) * (255 / ((white - black) or 1.0))
     manage = _manager(profile, "L") if profile else None
     if manage is None:
         return Image.fromarray(np.clip(scaled + 0.5, 0, 255).astype(np.uint8)).convert("RGB")

@@ -35,7 +35,7 @@ def detail(image: Image.Image, across: bool) -> np.ndarray:
     """How much happens in each column (``across``) or row of a picture's grey copy: int64 [columns or rows]."""
     scale = min(1.0, _SMALL / max(image.size))
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    grey = np.asarray(image.convert("L").resize(size, Image.Resampling.BOX), dtype=np.int64)
+    grey = np.asarray(image.resize(size, Image.Resampling.BOX).convert("L"), dtype=np.int64)
     total = np.zeros(grey.shape, dtype=np.int64)
     for axis in (0, 1):
         step = np.abs(np.diff(grey, axis=axis))

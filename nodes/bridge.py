@@ -78,15 +78,15 @@ def input_path(folder: str) -> str:
     return os.path.abspath(os.path.join(folder_paths.get_input_directory(), os.path.expanduser(text)))
 
 
-def export_path(filename: str) -> Path:
-    """Where a checkpoint called ``filename`` goes: inside models/diffusion_models, sub-folders allowed.
+def export_path(filename: str, kind: str = "diffusion_models") -> Path:
+    """Where an exported file called ``filename`` goes: inside ComfyUI's models folder ``kind``, sub-folders allowed.
 
     Raises ``ValueError`` where a name would not do on every system, or its folder cannot be made or written.
     """
     import folder_paths
 
-    roots = [Path(p) for p in folder_paths.get_folder_paths("diffusion_models")]
-    root = next((p for p in roots if p.name == "diffusion_models"), roots[0]).resolve()
+    roots = [Path(p) for p in folder_paths.get_folder_paths(kind)]
+    root = next((p for p in roots if p.name == kind), roots[0]).resolve()
     text = filename.strip().replace("\\", "/")
     stem = text[: -len(SUFFIX)] if text.lower().endswith(SUFFIX) else text
     shown = f"filename is {filename[:100]!r}{'...' if len(filename) > 100 else ''}"

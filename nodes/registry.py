@@ -202,11 +202,12 @@ def check_wanted() -> None:
         raise Abandoned
 
 
-def cancellable(function: Callable[..., _T], *args: Any, seconds: float = math.inf, **kwargs: Any) -> _T:
+def cancellable(function: Callable[..., _T], *args: Any, seconds: float = math.inf,
+                meanwhile: Callable[[], None] | None = None, **kwargs: Any) -> _T:
     """``function(*args)`` in a thread of its own, while this one (the executor's) stays open for the user's Cancel.
 
     On Cancel ComfyUI's interrupt is raised, and the thread gives up where it next asks ``check_wanted``. So it does
-    after ``seconds``, which raises ``TimeoutError``.
+    after ``seconds``, which raises ``TimeoutError``. ``meanwhile`` is called on this thread, twice a second or so.
     """
     bridge.throw_if_cancelled()  # many short calls in a row must hear it too
     outcome: list[tuple[bool, Any]] = []
@@ -222,12 +223,16 @@ def cancellable(function: Callable[..., _T], *args: Any, seconds: float = math.i
     thread = threading.Thread(target=work, name="flux-fft-wait", daemon=True)
     deadline = time.monotonic() + seconds
     thread.start()
+    due = time.monotonic() + 0.2
     try:
         while True:
             thread.join(0.05)
             if not thread.is_alive():
                 break
             bridge.throw_if_cancelled()
+            if meanwhile is not None and time.monotonic() > due:
+                meanwhile()
+                due = time.monotonic() + 0.5
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no answer within {seconds:.0f} s")
     except BaseException:

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainer.config import DatasetConfig
-from trainer.data.buckets import bucket_for, bucket_sizes, cropped_share, enlargement
+from trainer.data.buckets import bucket_for, bucket_sizes, buckets_for, cropped_share, enlargement
 
 SIDES = st.integers(1, 30000)
 SETTINGS = st.tuples(st.integers(64, 2048), st.sampled_from([16, 32, 48, 64])).filter(lambda p: p[0] >= p[1])
@@ -61,3 +61,41 @@ def test_measures():
     assert cropped_share(200, 100, (64, 64)) == pytest.approx(0.5)
     assert cropped_share(64, 64, (128, 128)) == 0
     assert enlargement(32, 64, (64, 64)) == 2
+
+
+RESOLUTIONS = st.lists(st.integers(64, 2048), min_size=1, max_size=4)
+
+
+@given(width=SIDES, height=SIDES, resolutions=RESOLUTIONS, step=st.sampled_from([16, 32, 64]), upscale=st.booleans())
+@example(width=700, height=500, resolutions=[512, 1024], step=64, upscale=False)
+@example(width=30, height=5000, resolutions=[512, 1024], step=32, upscale=False)
+@settings(max_examples=200, deadline=None)
+def test_every_resolution_gets_its_bucket_once(width, height, resolutions, step, upscale):
+    config = DatasetConfig(folder="x", resolution=resolutions[0], more_resolutions=tuple(resolutions[1:]),
+                           bucket_step=step, upscale=upscale)  # fmt: skip
+    try:
+        found = buckets_for(width, height, config)
+    except ValueError as error:
+        assert not upscale and min(width, height) < step and f"{width} x {height}" in str(error)
+        return
+    own = {bucket_for(width, height, DatasetConfig(folder="x", resolution=r, bucket_step=step)) for r in resolutions}
+    assert found and len(set(found)) == len(found)
+    for bucket in found:
+        assert min(bucket) >= step and all(side % step == 0 for side in bucket)
+        assert upscale or enlargement(width, height, bucket) <= 1
+    if upscale:
+        assert set(found) == own
+    else:
+        filled = {b for b in own if enlargement(width, height, b) <= 1}
+        assert set(found) == filled if filled else len(found) == 1
+
+
+def test_a_resolution_that_cannot_be_filled_is_left_out():
+    sizes = {"folder": "x", "resolution": 1024, "more_resolutions": (512, 768), "upscale": False}
+    config = DatasetConfig(**sizes)
+    assert buckets_for(4000, 4000, config) == ((1024, 1024), (512, 512), (768, 768))
+    assert buckets_for(800, 800, config) == ((512, 512), (768, 768))
+    assert buckets_for(400, 400, config) == ((384, 384),)
+    assert len(buckets_for(400, 400, DatasetConfig(**sizes | {"upscale": True}))) == 3
+    # Resolutions that come to the same sizes are one, and so are those that are named twice.
+    assert buckets_for(4000, 4000, DatasetConfig(folder="x", more_resolutions=(1024, 1030))) == ((1024, 1024),)

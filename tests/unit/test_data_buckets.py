@@ -5,7 +5,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainer.config import DatasetConfig
-from trainer.data.buckets import bucket_for, bucket_sizes, buckets_for, cropped_share, enlargement
+from trainer.data.buckets import bucket_sizes, buckets_for, cropped_share, enlargement
+
+
+def bucket_for(width, height, config):
+    """The bucket of a dataset with one resolution."""
+    (bucket,) = buckets_for(width, height, config)
+    return bucket
+
 
 SIDES = st.integers(1, 30000)
 SETTINGS = st.tuples(st.integers(64, 2048), st.sampled_from([16, 32, 48, 64])).filter(lambda p: p[0] >= p[1])

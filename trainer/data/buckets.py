@@ -48,11 +48,6 @@ def buckets_for(width: int, height: int, config: DatasetConfig) -> tuple[Bucket,
     return tuple(dict.fromkeys(best.values()))
 
 
-def bucket_for(width: int, height: int, config: DatasetConfig) -> Bucket:
-    """The first of ``buckets_for``."""
-    return buckets_for(width, height, config)[0]
-
-
 @functools.lru_cache(maxsize=4096)
 def _nearest(width: int, height: int, resolution: int, step: int) -> Bucket:
     """The bucket that cuts the least away; of equals the larger."""

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from block_means import Encoders
 from PIL import Image
 
 from trainer.config import DatasetConfig
@@ -13,24 +14,6 @@ from trainer.data.batches import Dataset
 from trainer.data.cache import Cache, caption_key, latent_key, prepare
 from trainer.data.images import ImageProblem
 from trainer.data.scan import scan_folder
-
-
-class Encoders:
-    """Real, simple encoders: means of 8 x 8 blocks, and the characters of a text."""
-
-    def __init__(self):
-        self.images, self.texts = 0, []
-
-    def encode_images(self, pixels):
-        assert pixels.dtype == torch.float32 and pixels.min() >= 0 and pixels.max() <= 1
-        self.images += len(pixels)
-        means = torch.nn.functional.avg_pool2d(pixels.movedim(-1, 1), 8)
-        return means.repeat(1, 6, 1, 1)[:, :16]
-
-    def encode_captions(self, texts):
-        self.texts += texts
-        codes = torch.tensor([[float(ord(c)) for c in t.ljust(12)[:12]] for t in texts])
-        return codes[:, :, None].repeat(1, 1, 3).bfloat16(), codes[:, :5]
 
 
 @pytest.fixture

@@ -115,8 +115,8 @@ def test_json_as_others_write_it(tmp_path, content, texts):
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [("{", "no valid JSON"), ("[" * 100_000, "no valid JSON"), ("", "no valid JSON"), ('{"seed": 1}', "without a caption"),
-     ('{"caption": 5}', "without a caption"), ("null", "without a caption")],
+    [("{", "no valid JSON"), ("[" * 100_000, "no valid JSON"), ("", "no valid JSON"),
+     ('{"seed": 1}', "without a caption"), ('{"caption": 5}', "without a caption"), ("null", "without a caption")],
 )  # fmt: skip
 def test_json_without_a_caption_falls_back_with_a_warning(tmp_path, content, why):
     (tmp_path / "a.json").write_text(content, encoding="utf-8")

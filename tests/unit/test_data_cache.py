@@ -11,8 +11,10 @@ from PIL import Image
 
 from trainer.config import DatasetConfig
 from trainer.data.batches import Dataset
-from trainer.data.cache import Cache, caption_key, latent_key, prepare
+from trainer.data.cache import Cache, caption_key, latent_key, look, prepare
+from trainer.data.encode import fill
 from trainer.data.images import ImageProblem
+from trainer.data.pace import Pace
 from trainer.data.scan import scan_folder
 
 
@@ -206,3 +208,87 @@ def test_many_pictures_are_encoded_in_bounded_batches(tmp_path):
     assert sizes == [16, 16, 5]
     data = Dataset(manifest, tmp_path / "run")
     assert torch.allclose(data.latents(range(37))[:, 0, 0, 0] * 255, torch.arange(37.0))
+
+
+def test_keys_never_change():
+    """A cache of earlier versions stays of use: these are keys that they made."""
+    assert latent_key("ab" * 32, 1024, 768, "vae") == "6031468ef8a4729cdf8a48abd2889bc680f92065"
+    assert caption_key("a caf\u00e9", "clip", 512) == "96ab0cb23c8c200ace2d1277cd6e520bc8a18ac0"
+    plain = latent_key("h", 64, 64, "v")
+    assert latent_key("h", 64, 64, "v", crop="centre", background="#FFFFFF", mirrored=False) == plain
+    others = [{"crop": "top"}, {"crop": "focus"}, {"background": "#000000"}, {"mirrored": True},
+              {"background": "#000000", "mirrored": True}]  # fmt: skip
+    assert len({plain, *(latent_key("h", 64, 64, "v", **o) for o in others)}) == 6
+
+
+def ready(folder, tmp_path, **options):
+    config = DatasetConfig(folder=str(folder), resolution=64, bucket_step=16, **options)
+    return look(scan_folder(config), Cache(tmp_path / "cache"), vae_id="v", text_id="t", token_length=12)
+
+
+def test_the_disk_that_the_cache_takes_is_known_before(folder, tmp_path, monkeypatch):
+    for i in range(3):
+        Image.fromarray(np.full((64, 64), 255 * (i % 2), np.uint8)).save(folder / f"{i}.mask.png")
+    todo, encoders = ready(folder, tmp_path, flip=True), Encoders()
+    assert (len(todo.latents), len(todo.captions), len(todo.masks)) == (6, 4, 3)
+    said = todo.require_space()
+    assert "6 pictures and 4 captions to encode" in said and "free" in said
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10))
+    with pytest.raises(ValueError, match=r"^the cache folder .* needs [0-9.]+ GB and its disk has 0\.001 GB free: .*$"):
+        todo.require_space()
+    monkeypatch.undo()
+    assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == [], "nothing is written before"
+    fill(todo, encoders.encode_images, encoders.encode_captions)
+    taken = sum(-(-p.stat().st_size // 4096) * 4096 for p in (tmp_path / "cache").rglob("*.safetensors"))
+    assert taken <= todo.size < taken + 4 * 12 * 4096 * 2 + 13 * 4096
+    again = ready(folder, tmp_path, flip=True)
+    assert again.size == 0 and again.require_space().endswith("has all of it")
+    assert fill(again, encoders.encode_images, encoders.encode_captions) == todo.manifest and encoders.images == 6
+
+
+def test_entries_are_read_once_a_process_while_they_stay_as_they_are(folder, tmp_path, monkeypatch):
+    manifest, _ = run(folder, tmp_path)
+    reads = []
+    original = Cache._bytes
+    monkeypatch.setattr(Cache, "_bytes", lambda self, kind, key: reads.append(key) or original(self, kind, key))
+    run(folder, tmp_path)
+    assert len(reads) == 7
+    run(folder, tmp_path)
+    assert len(reads) == 7
+    key = manifest["samples"][0]["latent"]
+    path = Cache(tmp_path / "cache").path("latents", key)
+    path.write_bytes(path.read_bytes()[:-1])
+    _, encoders = run(folder, tmp_path)
+    assert encoders.images == 1 and reads[7:] == [key]
+    path.unlink()
+    _, encoders = run(folder, tmp_path)
+    assert encoders.images == 1
+
+
+def test_how_fast_and_how_long(monkeypatch, folder, tmp_path, caplog):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    pace = Pace()
+    assert pace.text("images", 4, 100) == "images: 4 of 100"
+    now[0] += 10
+    assert pace.text("images", 24, 100) == "images: 24 of 100, 2 a second, 0:00:38 left"
+    assert pace.text("captions", 8, 10) == "captions: 8 of 10"
+    monkeypatch.undo()
+    with caplog.at_level(logging.INFO):
+        run(folder, tmp_path)
+    assert any("encoded images: 3 of 3" in r.message for r in caplog.records)
+
+
+def test_a_mask_that_changes_is_made_anew_and_nothing_else(folder, tmp_path):
+    def put(value):
+        Image.fromarray(np.full((64, 64), value, np.uint8)).save(folder / "0.mask.png")
+        return run(folder, tmp_path)
+
+    first, encoders = put(255)
+    second, encoders = put(100)
+    assert encoders.images == 0 and encoders.texts == []
+    assert first["samples"][0]["mask"] != second["samples"][0]["mask"] and "mask" not in first["samples"][1]
+    assert first["fingerprint"] != second["fingerprint"]
+    damaged = Cache(tmp_path / "cache").path("masks", second["samples"][0]["mask"])
+    damaged.write_bytes(b"x")
+    assert put(100)[0] == second and damaged.stat().st_size > 100

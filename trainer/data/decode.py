@@ -98,12 +98,12 @@ def opened(path: str | Path, *, hashed: bool, glance: bool = False) -> Iterator[
         raise ImageProblem(path, _bomb("a size beyond any picture's")) from error
     except FileNotFoundError as error:
         raise ImageProblem(path, "is gone (or a link to nothing)") from error
-    except (PermissionError, IsADirectoryError) as error:
-        raise ImageProblem(path, f"cannot be read ({error.strerror})") from error
     except MemoryError as error:
         raise ImageProblem(path, "does not fit into memory: make it smaller") from error
     except Exception as error:  # Pillow's parsers raise anything at damaged files
-        what = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            raise ImageProblem(path, f"cannot be read ({error.strerror})") from error
+        what = " ".join(str(error).split()) or type(error).__name__
         raise ImageProblem(path, f"cannot be decoded ({what[:200]})") from error
 
 
@@ -150,13 +150,14 @@ def frames(image: Image.Image) -> int:
 def _read(path: str | Path, hashed: bool) -> tuple[Any, bytes, str]:
     """What Pillow is to open, its first bytes, and the hash."""
     place = long_path(path)
-    # Asked before opening: to open a pipe is to wait for its writer.
-    if not stat.S_ISREG(os.stat(place).st_mode):
+    # Asked before opening: to open a pipe is to wait for its writer, and so it is with some of the system's own files.
+    info = os.stat(place)
+    if not stat.S_ISREG(info.st_mode):
         raise ImageProblem(path, "is a folder or a device, not a file of a picture")
+    if info.st_size == 0:
+        raise ImageProblem(path, "is an empty file")
     with open(place, "rb") as f:
         data = f.read(_IN_MEMORY + 1)
-    if not data:
-        raise ImageProblem(path, "is an empty file")
     if len(data) > _IN_MEMORY:
         return place, data[:_HEAD], file_hash(path) if hashed else ""
     return io.BytesIO(data), data[:_HEAD], hashlib.sha256(data).hexdigest() if hashed else ""

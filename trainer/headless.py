@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import os
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 from . import files
 from .client import open_run
+from .compare import relocate
 from .config import RunConfig
 from .data.manifest import cache_path_for, cache_root, check_manifest
 from .launch import LOG_FORMAT
@@ -152,7 +152,7 @@ def from_config_file(path: Path, run_dir: str | None) -> RunDirectory:
         raise ValueError(f"{path} has no run_dir: add one, or give the run directory on the command line")
     root = Path(os.path.abspath(run_dir)) if run_dir else Path(os.path.abspath(folder / named))
     data["name"] = root.name
-    config = _absolute(from_dict(RunConfig, data, path.name), folder)
+    config = relocate(from_dict(RunConfig, data, path.name), lambda name: os.path.abspath(folder / name))
 
     manifest_path = folder / (manifest_name or "dataset.json")
     if not manifest_path.is_file():
@@ -175,15 +175,3 @@ def from_config_file(path: Path, run_dir: str | None) -> RunDirectory:
         log.warning("%s", difference)
     run.update(config)
     return run
-
-
-def _absolute(config: RunConfig, folder: Path) -> RunConfig:
-    def whole(name: str) -> str:
-        return os.path.abspath(folder / name) if name else ""
-
-    model = {f.name: whole(getattr(config.model, f.name)) for f in dataclasses.fields(config.model)}
-    return dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, **model),
-        dataset=dataclasses.replace(config.dataset, folder=whole(config.dataset.folder)),
-    )

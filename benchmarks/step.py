@@ -11,16 +11,14 @@ at once. ``ratio_to_floor`` and ``ratio_to_arithmetic`` are of the median step. 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import gc
 import json
-import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,105 +30,25 @@ from trainer.config import (
     OPTIMIZERS,
     STATE_FORMATS,
     WEIGHT_PRECISIONS,
-    DatasetConfig,
     MemoryConfig,
-    ModelConfig,
     OptimizerConfig,
     RecipeConfig,
-    RunConfig,
 )
-from trainer.data.batches import Dataset
-from trainer.flux.model import PRESETS, FluxParams
-from trainer.flux.variants import FileInfo
+from trainer.flux.model import PRESETS
 from trainer.loop import Trainer
 from trainer.memory import machine, plan, timing
-from trainer.memory.arena import CHUNK
 from trainer.memory.checks import copy_speeds, peak_rss
-from trainer.memory.streams import COMPUTE, DOWN, UP, BlockingStreams, CudaStreams, Streams
-from trainer.walk import Stage, walk_back, walk_out
+from trainer.memory.streams import DOWN, UP, BlockingStreams, CudaStreams, Streams
+from trainer.plan_cli import BETAS
 
-TEXT_TOKENS = 512
+from .arithmetic import arithmetic
+from .random_run import TEXT_TOKENS, RandomData, random_run
+
 GIB = machine.GIB
 
 
-class RandomData(Dataset):
-    """Random latents and captions of one size, made when asked for."""
-
-    def __init__(self, params: FluxParams, resolution: int, text_tokens: int, samples: int):
-        self.params, self.text_tokens = params, text_tokens
-        self.shapes = [(resolution // 8, resolution // 8)] * samples
-        self.repeats = None
-
-    def latents(self, indices: Sequence[int], flipped: Sequence[bool] | None = None) -> Tensor:
-        return torch.stack([torch.randn(16, *self.shapes[i], generator=_seeded(i)) for i in indices])
-
-    def captions(
-        self, indices: Sequence[int], dropped: Sequence[bool], chosen: Sequence[float] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        p = self.params
-        context = [torch.randn(self.text_tokens, p.context_in_dim, generator=_seeded(i)) for i in indices]
-        pooled = [torch.randn(p.vec_in_dim, generator=_seeded(-i - 1)) for i in indices]
-        return torch.stack(context), torch.stack(pooled)
-
-    def weights(self, indices: Sequence[int], flipped: Sequence[bool]) -> None:
-        return None
-
-    def names(self, indices: Sequence[int]) -> list[str]:
-        return [f"random {i}" for i in indices]
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed & 0xFFFF)
-
-
-def fill(stages: Sequence[Stage], device: torch.device) -> None:
-    """Random weights, made on ``device`` piece by piece: as an untrained model's, so that no step diverges."""
-    generator = torch.Generator(device).manual_seed(0)
-    for group in (g for stage in stages for g in stage.arena.groups):
-        for piece in group.pieces:
-            flat, numel = group.home["weight"][piece.start :], piece.parameter.numel()
-            if piece.name.endswith((".bias", ".scale")):
-                flat[:numel].fill_(1.0 if piece.name.endswith(".scale") else 0.0)
-                continue
-            small = "mod" in piece.name or piece.name.startswith(("final_layer.", "time_in.", "guidance_in."))
-            std = 0.02 if small else math.sqrt(2.0 / sum(piece.parameter.shape))
-            for start in range(0, numel, CHUNK):
-                stop = min(start + CHUNK, numel)
-                values = torch.empty(stop - start, dtype=group.dtype, device=device)
-                flat[start:stop].copy_(values.normal_(std=std, generator=generator))
-
-
-def random_run(
-    preset: str,
-    folder: Path,
-    *,
-    resolution: int,
-    optimizer: OptimizerConfig,
-    recipe: RecipeConfig,
-    memory: MemoryConfig,
-    text_tokens: int = TEXT_TOKENS,
-    limits: machine.Machine | None = None,
-    streams: Streams | None = None,
-) -> Trainer:
-    """An engine with random weights and data."""
-    params = PRESETS[preset]
-    info = FileInfo(path=preset, kind="flux", trainable=True, variant="dev", flux=dataclasses.asdict(params))
-    config = RunConfig(name="step", model=ModelConfig(flux=preset), dataset=DatasetConfig(folder="-"),
-                       optimizer=optimizer, recipe=recipe, memory=memory)  # fmt: skip
-    data = RandomData(params, resolution, text_tokens, max(recipe.batch_size, 2))
-    decided = plan.resolve(config, info, data.shapes, limits) if limits else None
-    device = torch.device("cpu")
-
-    def make(stages: Sequence[Stage]) -> None:
-        fill(stages, device)
-
-    if memory.device != "cpu" and torch.cuda.is_available():
-        device = torch.device(decided.device if decided else "cuda")
-    return Trainer(config, folder, dataset=data, plan=decided, streams=streams, info=info, fill=make)
-
-
 def watching(base: type[Streams]) -> Any:
-    """``base``, counting what it copies and the time for which the compute stream waits."""
+    """``base``, counting what it copies."""
 
     class Watching(base):  # type: ignore[misc,valid-type]
         device: torch.device
@@ -138,83 +56,16 @@ def watching(base: type[Streams]) -> Any:
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.bytes = {UP: 0, DOWN: 0}
-            self._waits: list[tuple[Any, Any]] = []
 
         def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
             self.bytes[stream] += target.nbytes
             super().copy(stream, target, source)
 
-        def wait(self, stream: str, event: Any) -> None:
-            if stream != COMPUTE or event is None or not self.staged:
-                super().wait(stream, event)
-                return
-            current = torch.cuda.current_stream(self.device)
-            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            before.record(current)
-            super().wait(stream, event)
-            after.record(current)
-            self._waits.append((before, after))
-
         def start(self) -> None:
-            self.bytes, self._waits = {UP: 0, DOWN: 0}, []
-
-        def waited(self) -> float:
-            """Seconds; after ``synchronize``."""
-            return sum(before.elapsed_time(after) for before, after in self._waits) / 1e3
+            self.bytes = {UP: 0, DOWN: 0}
+            self.waited()
 
     return Watching
-
-
-@contextlib.contextmanager
-def stopwatch(device: torch.device, into: dict[str, float], name: str) -> Iterator[None]:
-    """Add the wall time of the block, all its work on the device included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    yield
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    into[name] = into.get(name, 0.0) + time.perf_counter() - started
-
-
-def arithmetic(trainer: Trainer, *, block_by_block: bool) -> dict[str, float]:
-    """Seconds of the forward and the backward pass alone: all weights on the device, no updates."""
-    size = trainer.config.recipe.batch_size
-    samples = list(range(size))
-    micros = trainer._micro_batches(samples, [0.5] * size, [("arithmetic", i) for i in samples], train=False)
-    *body, head = trainer.stages
-    resident, offload = [stage.arena.resident for stage in trainer.stages], trainer.keeper.offload
-    trainer.keeper.offload = offload and block_by_block
-    trainer.park()
-    if not block_by_block:
-        for stage in trainer.stages:
-            stage.arena.settle(resident=True)
-            stage.arena.bring()
-    spent: dict[str, float] = {}
-    trainer.keeper.clear()
-    trainer.conveyor.begin([stage.arena for stage in [*body, head, *reversed(body)]])
-    if block_by_block:
-        for stage in body:
-            stage.arena.bring()
-            with stopwatch(trainer.device, spent, "forward"):
-                walk_out(trainer.conveyor.visit, [stage], micros, trainer.keeper)
-    else:
-        with stopwatch(trainer.device, spent, "forward"):
-            walk_out(trainer.conveyor.visit, body, micros, trainer.keeper)
-    watch = stopwatch(trainer.device, spent, "backward") if not block_by_block else contextlib.nullcontext()
-    with watch:
-        for stage in [head, *reversed(body)]:
-            stage.arena.bring()
-            part = stopwatch(trainer.device, spent, "backward") if block_by_block else contextlib.nullcontext()
-            with part, trainer.conveyor.visit(stage.arena):
-                for m in reversed(micros):
-                    with trainer._inputs(stage, m) as inputs:
-                        walk_back(stage, m, inputs, add=m is not micros[-1])
-    trainer.park()
-    for stage, was in zip(trainer.stages, resident, strict=True):
-        stage.arena.settle(resident=was)
-    trainer.keeper.offload = offload
-    return spent
 
 
 def run_steps(trainer: Trainer, steps: int) -> list[dict[str, float]]:
@@ -236,7 +87,7 @@ def run_steps(trainer: Trainer, steps: int) -> list[dict[str, float]]:
         found.append({
             "seconds": seconds,
             "tflops": flop / seconds / 1e12,
-            "waited_seconds": streams.waited(),
+            "waited_seconds": sum(streams.waited().values()),
             "gb_up": streams.bytes[UP] / 1e9,
             "gb_down": streams.bytes[DOWN] / 1e9,
             "peak_vram_gb": vram / GIB,
@@ -251,8 +102,9 @@ def _work(trainer: Trainer) -> timing.StepWork:
 
     assert trainer.info.flux is not None and isinstance(trainer.data, RandomData)
     h, w = trainer.data.shapes[0]
+    stages = stage_sizes(trainer.info.flux, trainer.config.optimizer, ema=trainer.config.recipe.ema_decay > 0)
     return timing.step_work(
-        trainer.info.flux, stage_sizes(trainer.info.flux, trainer.config.optimizer), swap=trainer.plan.blocks_to_swap,
+        trainer.info.flux, stages, swap=trainer.plan.blocks_to_swap,
         offload=trainer.plan.activation_offload, pictures=trainer.config.recipe.batch_size,
         tokens=-(-h // 2) * -(-w // 2) + trainer.data.text_tokens,
         text=trainer.data.text_tokens,
@@ -317,7 +169,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All of it."""
     optimizer = OptimizerConfig(
         kind=args.optimizer,
-        betas=(0.98, 0.92, 0.99) if args.optimizer == "adan" else (0.9, 0.999),
+        betas=BETAS[args.optimizer],
         state_format=args.state_format,
         weight_precision=args.weight_precision,
     )
@@ -335,8 +187,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         device = torch.device(limits.device)
         trainer = random_run(
             args.preset, Path(folder), resolution=args.resolution, optimizer=optimizer, memory=memory, limits=limits,
-            recipe=RecipeConfig(batch_size=args.batch), text_tokens=args.text_tokens,
-            streams=kind(device) if on_gpu else kind(),
+            recipe=RecipeConfig(batch_size=args.batch, ema_decay=0.999 if args.ema else 0.0),
+            text_tokens=args.text_tokens, streams=kind(device) if on_gpu else kind(),
         )  # fmt: skip
         setup = time.perf_counter() - started
         if args.vram_cap and on_gpu:
@@ -354,6 +206,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         result = {
             "preset": args.preset, "device": str(device), "batch": args.batch, "resolution": args.resolution,
             "optimizer": args.optimizer, "state_format": args.state_format, "weight_precision": args.weight_precision,
+            "ema": args.ema,
             "blocks_to_swap": trainer.plan.blocks_to_swap, "activation_offload": trainer.plan.activation_offload,
             "vram_cap_gb": args.vram_cap, "planned_vram_gb": trainer.plan.vram_gb,
             "planned_ram_gb": trainer.plan.ram_gb,
@@ -393,6 +246,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--optimizer", choices=OPTIMIZERS, default="nadam")
     p.add_argument("--state-format", choices=STATE_FORMATS, default="log16")
     p.add_argument("--weight-precision", choices=WEIGHT_PRECISIONS, default="split")
+    p.add_argument("--ema", action="store_true", help="with a running average of the weights")
     p.add_argument("--device", default="auto")
     p.add_argument("--vram-cap", type=float, default=0.0, metavar="GB", help="GiB that the process may take on the GPU")
     p.add_argument("--steps", type=int, default=4)

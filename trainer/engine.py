@@ -17,9 +17,10 @@ from .flux.model import build_meta, flux_params, hollow_
 from .flux.variants import FileInfo, require_flux
 from .memory.checks import eager_because
 from .memory.conveyor import Conveyor, Keeper
-from .memory.machine import cap_vram, pinnable_ram, this_machine
+from .memory.machine import GIB, cap_vram, pinnable_ram, resident_ram, this_machine
 from .memory.plan import Plan, resolve, tighter
 from .memory.streams import Streams, streams_for
+from .memory.timing import WAITING
 from .optim.base import spec_from_config
 from .savepoints import Source
 from .walk import Stage, build_stages, run_head
@@ -78,6 +79,9 @@ class Engine:
         """Updates done since the run began."""
         self.since = 0
         """The step after which the moments were all zero: above 0 where they were begun anew on the way."""
+        self.seconds = 0.0
+        """Spent in steps by this engine."""
+        self._asked = 0, 0.0
         self.updated: list[str] = []
         """Stages that the step under way has updated. Not empty between steps only if one was cut short: these stages
         are then a step ahead of the others (each is whole), and nothing may be saved."""
@@ -117,6 +121,23 @@ class Engine:
         self.check_average(ema)
         self.conveyor.streams.synchronize()
         return checkpoint.export_entries(self.stages, dtype, ema=ema)
+
+    def usage(self) -> dict[str, Any]:
+        """GiB in use now, and what the steps since this was asked last waited for: cheap, and waits for nothing.
+
+        ``vram_gb``, ``ram_gb``; ``waits``: seconds a step for which the arithmetic stood still for copies ``up`` and
+        ``down``; ``waits_for``: the longer of them if it took a tenth of the time or more, else ``arithmetic``.
+        """
+        on_gpu = self.device.type == "cuda"
+        waited, (step, seconds) = self.conveyor.streams.waited(), self._asked
+        self._asked = self.step, self.seconds
+        longest, spent = max(waited, key=lambda name: waited[name]), self.seconds - seconds
+        return {
+            "vram_gb": round(torch.cuda.memory_reserved(self.device) / GIB, 2) if on_gpu else 0.0,
+            "ram_gb": round(resident_ram() / GIB, 2),
+            "waits": {name: round(wait / max(self.step - step, 1), 3) for name, wait in waited.items()},
+            "waits_for": longest if waited[longest] > WAITING * spent else "arithmetic",
+        }
 
     def check_average(self, wanted: bool) -> None:
         """Raise ``ValueError`` if a running average is ``wanted`` and there is none."""
@@ -185,7 +206,7 @@ class Engine:
     def _resolve(self, **memory: Any) -> Plan:
         """The plan for this run, with some of its memory settings changed, on the device as it is now."""
         config = replace(self.config, memory=replace(self.config.memory, **memory))
-        found = this_machine(config.memory.device, config.memory.reserve_vram_gb, now=True)
+        found = this_machine(config.memory.device, config.memory.reserve_vram_gb, now=True, folder=self._run_dir)
         if self.stages:  # what is free of the RAM is no matter to an engine that has its own
             found = replace(found, ram_now=None)
         return resolve(config, self.info, self.data.shapes, found)

@@ -67,6 +67,18 @@ def fixed_timesteps(count: int) -> list[float]:
     return [(i + 0.5) / count for i in range(count)]
 
 
+def fixed_evaluations(samples: int, most: int, levels: int = 16) -> list[tuple[int, int]]:
+    """Which of so many samples are measured at which of ``levels`` noise levels: ``most`` pairs at most.
+
+    Spread over both, and always the same. Of few samples each is measured at several levels, each once.
+    """
+    count = min(most, levels * samples)
+    # Neighbours in a folder are often alike: 7 levels lie between them, and 11 between two of one sample.
+    if count <= samples:
+        return [(i * samples // count, i * 7 % levels) for i in range(count)]
+    return [(i % samples, (i % samples * 7 + i // samples * 11) % levels) for i in range(count)]
+
+
 def is_dropped(share: float, *counters: int | str) -> bool:
     """Whether this sample trains with an empty caption, for a dropout ``share`` in 0..1."""
     return share > 0 and float(torch.rand((), generator=generator("dropout", *counters))) < share

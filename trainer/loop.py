@@ -22,8 +22,12 @@ from .walk import MicroBatch, Stage, predict_head, walk_back, walk_out
 
 log = logging.getLogger(__name__)
 
-EVALUATED = 16
-"""Samples that ``Trainer.evaluate`` looks at, at most."""
+EVALUATED = LEVELS = 16
+"""Samples that ``Trainer.evaluate`` looks at, at most; noise levels at which losses are measured."""
+VALIDATED = 64
+"""Losses that ``Trainer.validate`` measures, at most."""
+Measured = tuple[int, float, tuple[int | str, ...]]
+"""A sample, a noise level, and the counters of its noise."""
 
 
 class NonFiniteLoss(ValueError):
@@ -79,6 +83,7 @@ class Trainer(Engine):
 
         report = self._report()
         self.step, self.updated = step, []
+        self.seconds += report.seconds
         return report
 
     def cut_short(self) -> StepReport | None:
@@ -160,25 +165,34 @@ class Trainer(Engine):
 
     def evaluate(self) -> float:
         """Mean loss of up to 16 samples at fixed noise and noise levels: comparable between steps."""
-        return self._measure(self.data, "evaluate", min(EVALUATED, len(self.data.shapes)))
+        levels = flow.fixed_timesteps(LEVELS)
+        count = min(EVALUATED, len(self.data.shapes))
+        # Neighbours in the folder are often alike: 7 steps around the 16 levels spread them over the range.
+        return self._measure(self.data, [(i, levels[i * 7 % LEVELS], ("evaluate", i)) for i in range(count)])
 
     def validate(self) -> float | None:
-        """The same of all pictures that are never trained; None where there are none."""
-        held_out = self.data.validation
-        return None if held_out is None else self._measure(held_out, "validate", len(held_out.shapes))
+        """Mean loss of the pictures that are never trained, at fixed noise and noise levels; None where there are none.
+
+        At most 64 losses are measured, spread over pictures and levels: a forward pass each.
+        """
+        held_out, levels = self.data.validation, flow.fixed_timesteps(LEVELS)
+        if held_out is None:
+            return None
+        pairs = flow.fixed_evaluations(len(held_out.shapes), VALIDATED, LEVELS)
+        return self._measure(held_out, [(i, levels[at], ("validate", i, at)) for i, at in pairs])
 
     @torch.no_grad()
-    def _measure(self, data: Dataset, key: str, count: int) -> float:
-        # Neighbours in the folder are often alike: 7 steps around the 16 levels spread them over the range.
-        levels = [flow.fixed_timesteps(EVALUATED)[i * 7 % EVALUATED] for i in range(count)]
-        total = 0.0
-        for i, level in enumerate(levels):
-            (m,) = self._micro_batches([i], [level], [(key, i)], train=False, data=data)
+    def _measure(self, data: Dataset, wanted: Sequence[Measured]) -> float:
+        """Mean loss. As many pictures as a batch has pass each stage in turn, so that its weights travel once."""
+        losses: list[float] = []
+        for start in range(0, len(wanted), size := self.config.recipe.batch_size):
+            some = wanted[start : start + size]
+            micros = [self._micro_batches([i], [t], [key], train=False, data=data)[0] for i, t, key in some]
             self.conveyor.begin([stage.arena for stage in self.stages])
-            walk_out(self.conveyor.visit, self.stages, [m])
-            assert m.losses is not None
-            total += float(m.losses.sum())
-        return total / count
+            walk_out(self.conveyor.visit, self.stages, micros)
+            losses += [float(m.losses.sum()) for m in micros if m.losses is not None]
+        assert len(losses) == len(wanted)
+        return sum(losses) / len(losses)
 
     def _inputs(self, stage: Stage, m: MicroBatch) -> AbstractContextManager[tuple[Tensor, ...]]:
         """What the stage was given on the way out: for the last one that is what ``m`` still carries."""
@@ -189,10 +203,11 @@ class Trainer(Engine):
         data: Dataset | None = None,
     ) -> list[MicroBatch]:  # fmt: skip
         recipe, size = self.config.recipe, self.plan.micro_batch or len(samples)
+        data = self.data if data is None else data
         micros = []
         for start in range(0, len(samples), size):
             part = slice(start, start + size)
-            found = (data or self.data).examples(samples[part], counters[part], recipe.caption_dropout, train=train)
+            found = data.examples(samples[part], counters[part], recipe.caption_dropout, train=train)
             noise = torch.stack([flow.noise_like(found.latents.shape[1:], *c) for c in counters[part]])
             t = torch.tensor(levels[part], dtype=torch.float32)
             x, target = flow.noised(found.latents, noise, t)

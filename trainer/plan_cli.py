@@ -27,7 +27,8 @@ from .memory.alternatives import AUTO_FORMATS
 from .memory.machine import GIB, Machine, Speeds
 from .memory.plan import Plan, resolve, to_dict
 
-ADAN_BETAS = (0.98, 0.92, 0.99)
+BETAS = {"nadam": (0.9, 0.999), "adan": (0.98, 0.92, 0.99)}
+"""Each optimizer's usual ones."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--optimizer", choices=OPTIMIZERS)
     what.add_argument("--state-format", choices=("auto", *STATE_FORMATS), help="auto: log16, or what fits below it")
     what.add_argument("--weight-precision", choices=("auto", *WEIGHT_PRECISIONS))
+    what.add_argument("--ema", action="store_true", help="with a running average of the weights")
     how = parser.add_argument_group("how")
     how.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     how.add_argument("--swap", type=int, metavar="N", help="blocks that wait in host memory (as few as fit)")
@@ -119,7 +121,7 @@ def _question(args: argparse.Namespace) -> tuple[RunConfig, FileInfo, list[tuple
         if args.resolution < 16:
             raise ValueError(f"resolution is {args.resolution}: give at least 16 pixels")
         shapes = [(args.resolution // 8, args.resolution // 8)]
-    given = {"batch_size": args.batch}
+    given = {"batch_size": args.batch, "ema_decay": 0.999 if args.ema and not config.recipe.ema_decay else None}
     recipe = replace(config.recipe, **{k: v for k, v in given.items() if v is not None})
     given = {"blocks_to_swap": args.swap, "activation_offload": args.activation_offload, "device": args.device,
              "micro_batch": args.micro_batch, "reserve_vram_gb": args.reserve_vram}  # fmt: skip
@@ -131,7 +133,7 @@ def _question(args: argparse.Namespace) -> tuple[RunConfig, FileInfo, list[tuple
 def _optimizer(args: argparse.Namespace, optimizer: OptimizerConfig) -> OptimizerConfig:
     changed: dict = {}
     if args.optimizer and args.optimizer != optimizer.kind:
-        changed = {"kind": args.optimizer, "betas": ADAN_BETAS if args.optimizer == "adan" else (0.9, 0.999)}
+        changed = {"kind": args.optimizer, "betas": BETAS[args.optimizer]}
     for name, value in (("state_format", args.state_format), ("weight_precision", args.weight_precision)):
         if value not in (None, "auto"):
             changed[name] = value
@@ -165,7 +167,8 @@ def _machine(args: argparse.Namespace, memory: MemoryConfig) -> Machine:
     speeds = Speeds(**{n: speeds_of if (speeds_of := given[n]) is not None else getattr(speeds, n)
                        for n in Speeds.__dataclass_fields__})  # fmt: skip
     if args.vram is None:
-        found = machines.this_machine(memory.device, memory.reserve_vram_gb, now=True, speeds=speeds)
+        folder = Path(args.run_dir) if args.run_dir else None
+        found = machines.this_machine(memory.device, memory.reserve_vram_gb, now=True, speeds=speeds, folder=folder)
         if args.ram is not None:
             other = machines.given(0, args.ram)
             found = replace(found, ram_free=other.ram_free, ram_now=None)

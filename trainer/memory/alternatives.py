@@ -16,6 +16,7 @@ AUTO_FORMATS = FORMATS[2:]
 """What is tried in turn where neither is asked for: never anything larger than the first."""
 SHOWN = 3
 """Alternatives that are told, at most."""
+NO_AVERAGE = "no average of the weights (ema_decay 0)"
 Shapes = Sequence[tuple[int, int]]
 
 
@@ -53,6 +54,12 @@ def _cheaper(config: RunConfig, shapes: Shapes) -> Iterator[tuple[str, RunConfig
         yield f"{' and '.join(names)} left to be decided; same result", replace(config, memory=free), shapes
     if pictures > 1 and memory.micro_batch != 1:
         yield "micro_batch 1, somewhat slower; same result", replace(config, memory=one), shapes
+    if config.recipe.ema_decay:
+        plain = replace(config.recipe, ema_decay=0.0)
+        yield NO_AVERAGE, replace(config, memory=free, recipe=plain), shapes
+        for what, changed, sizes in _cheaper(replace(config, recipe=plain), shapes):
+            yield f"{what}, and {NO_AVERAGE}", changed, sizes
+        return
     optimizers = [*_smaller(config.optimizer)]
     if config.optimizer.kind == "adan":
         nadam = replace(config.optimizer, kind="nadam", betas=(0.9, 0.999))

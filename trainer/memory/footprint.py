@@ -18,8 +18,9 @@ import torch
 from ..config import OptimizerConfig
 from ..flux.model import trainable_dtype
 from ..flux.sizes import shapes_of
+from ..optim.average import AVERAGE
 from ..optim.base import SMALL, spec_from_config, storage_layout
-from . import arena, conveyor
+from . import arena, averaged, conveyor
 from .machine import GIB
 
 ACTIVATIONS = 42
@@ -31,6 +32,8 @@ UPDATE_CPU, UPDATE_GPU = 16 << 20, 128 << 20
 """Temporaries of an update: those of a tile."""
 DRIVER = int(0.7 * GIB)
 """VRAM that the GPU's driver and libraries take."""
+KEPT = {"residual": "residuals", AVERAGE: "average of the weights"}
+"""What is kept beside the weights that is no optimizer's state."""
 SLACK = 0.05
 """Share of the VRAM that the allocator wastes between blocks of different sizes."""
 
@@ -93,7 +96,8 @@ class Stages:
         for s in stages:
             for g in s.groups:
                 for name, size in g.storage:
-                    self.storage["residuals" if name == "residual" else "optimizer states"] += size
+                    kept = name.partition(".")[0]
+                    self.storage[KEPT.get(kept, "optimizer states")] += size
 
     def slots(self, swap: int, on_gpu: bool) -> tuple[int, int]:
         """Bytes of the first ``swap`` blocks that are on the device at once, and of the spare buffers of weights."""
@@ -121,35 +125,37 @@ class Footprint:
     down: int
 
 
-def stage_sizes(flux: dict[str, Any], optimizer: OptimizerConfig) -> Stages:
-    """The stages of a Flux under an optimizer."""
+def stage_sizes(flux: dict[str, Any], optimizer: OptimizerConfig, *, ema: bool = False) -> Stages:
+    """The stages of a Flux under an optimizer; ``ema``: with a running average of the weights."""
     fields = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in flux.items()))
-    return _stage_sizes(fields, optimizer)
+    return _stage_sizes(fields, optimizer, ema)
 
 
 @lru_cache(maxsize=64)
-def _stage_sizes(fields: tuple, optimizer: OptimizerConfig) -> Stages:
+def _stage_sizes(fields: tuple, optimizer: OptimizerConfig, ema: bool) -> Stages:
     flux = dict(fields)
     shapes = shapes_of({**flux, "depth": min(flux["depth"], 1), "depth_single_blocks": 1})
     kinds: dict[str, list[tuple[str, int]]] = {"embed": [], "double": [], "single": [], "head": []}
     prefixes = {"double": "double", "single": "single", "final_": "head"}
     for name, shape in shapes.items():
         kinds[prefixes.get(name[:6], "embed")].append((name, math.prod(shape)))
-    sizes = {kind: StageSize(kind, tuple(groups_of(named, optimizer))) for kind, named in kinds.items()}
+    sizes = {kind: StageSize(kind, tuple(groups_of(named, optimizer, ema=ema))) for kind, named in kinds.items()}
     body = [sizes["double"]] * flux["depth"] + [sizes["single"]] * flux["depth_single_blocks"]
     return Stages([sizes["embed"], *body, sizes["head"]])
 
 
-def groups_of(named: Sequence[tuple[str, int]], optimizer: OptimizerConfig) -> Iterator[GroupSize]:
+def groups_of(
+    named: Sequence[tuple[str, int]], optimizer: OptimizerConfig, *, ema: bool = False
+) -> Iterator[GroupSize]:
     """As ``Arena`` and ``Group`` divide them."""
     base = torch.float32 if optimizer.weight_precision == "f32" else torch.bfloat16
-    spec = spec_from_config(optimizer, 0)
+    spec = spec_from_config(optimizer, 0, ema_decay=0.5 if ema else 0.0)
     kinds: dict[tuple[torch.dtype, bool], int] = {}
     for name, numel in named:
         kind = (trainable_dtype(name, base), numel <= SMALL)
-        kinds[kind] = kinds.get(kind, 0) + -(-numel // arena.ALIGN) * arena.ALIGN
+        kinds[kind] = kinds.get(kind, 0) + arena.aligned(numel)
     for (dtype, small), numel in kinds.items():
-        own = replace(spec, state_format=dict.fromkeys(spec.rule.states, "f32")) if small else spec
+        own = replace(spec, state_format=dict.fromkeys(spec.states, "f32")) if small else spec
         storage = storage_layout(own, numel, dtype)
         parts = tuple((name, math.prod(shape) * kind.itemsize) for name, (kind, shape) in storage.items())
         yield GroupSize(f"{dtype}.{'small' if small else 'large'}", numel, numel * dtype.itemsize, parts)
@@ -195,6 +201,8 @@ def footprint(
     pinned = sum(ram.values())
     vram = {"resident weights": stages.weight - moved} | working
     vram |= {"state slots": stages.state_slots, "update": UPDATE_GPU, "driver": DRIVER}
+    if KEPT[AVERAGE] in stages.storage:  # only while it predicts
+        vram["average on its way"] = averaged.WINDOW * arena.CHUNK * 4
     vram["allocator reserve"] = int(SLACK * sum(vram.values()))
     states = sum(stages.storage.values())
     # What is in the slots when the forward pass ends stays for the backward, and from one step to the next.

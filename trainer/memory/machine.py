@@ -60,6 +60,8 @@ class Machine:
     pinnable: int | None = None
     """Bytes that can be pinned; None: all."""
     speeds: Speeds = Speeds()
+    disk_free: int | None = None
+    """Bytes that a run may fill on the disk of the runs; None: not asked."""
 
 
 def given(
@@ -85,17 +87,22 @@ def cap_vram(device: torch.device, reserve_vram_gb: float) -> None:
     torch.cuda.set_per_process_memory_fraction(min(max(share, 0.05), 1.0), device)
 
 
-def this_machine(device: str, reserve_vram_gb: float, *, now: bool = False, speeds: Speeds | None = None) -> Machine:
+def this_machine(
+    device: str, reserve_vram_gb: float, *, now: bool = False, speeds: Speeds | None = None, folder: Path | None = None
+) -> Machine:
     """What this machine offers on ``device``. Raises ``ValueError`` for a device that is not there.
 
     ``now``: what is free at this moment; else all, less the reserves (whoever asks before the training, inside ComfyUI,
-    holds some of it himself, and a worker of the run may hold much).
+    holds some of it himself, and a worker of the run may hold much). ``folder``: where the run is, or will be.
     """
+    from .disk import room
+
     total, pinnable = total_ram(), pinnable_ram()
     ram = max(total - DESKTOP, total // 2)
     speeds = load_speeds() if speeds is None else speeds
     ram_now = free_ram() if now else None
-    on_cpu = Machine("cpu", 0, ram, ram_now, pinnable, speeds)
+    free = room(folder or home())
+    on_cpu = Machine("cpu", 0, ram, ram_now, pinnable, speeds, free)
     if device == "cpu":
         return on_cpu
     import torch
@@ -108,7 +115,7 @@ def this_machine(device: str, reserve_vram_gb: float, *, now: bool = False, spee
     if index >= torch.cuda.device_count():
         raise ValueError(f"device is {device!r}, but there are {torch.cuda.device_count()} GPUs: the first is cuda:0")
     vram = torch.cuda.mem_get_info(index)[0 if now else 1]
-    return Machine(f"cuda:{index}", max(vram - int(reserve_vram_gb * GIB), 0), ram, ram_now, pinnable, speeds)
+    return Machine(f"cuda:{index}", max(vram - int(reserve_vram_gb * GIB), 0), ram, ram_now, pinnable, speeds, free)
 
 
 def identity(device: str) -> str:
@@ -143,6 +150,13 @@ def free_ram() -> int:
     if sys.platform == "win32":
         free.append(_windows_commit_left())
     return min(free)
+
+
+def resident_ram() -> int:
+    """Bytes of host memory that this process holds now."""
+    import psutil
+
+    return psutil.Process().memory_info().rss
 
 
 def _cgroups() -> list[tuple[int, int]]:

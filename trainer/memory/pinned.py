@@ -141,8 +141,8 @@ def _release(held: dict[int, Tensor], unregister: Callable[[int], None], pool: T
 class Landed:
     """An event of the device, and copies by the host that have to follow it."""
 
-    def __init__(self, event: Any, copies: Sequence[Future[None]] = ()):
-        self.event, self.copies = event, tuple(copies)
+    def __init__(self, event: Any, copies: Sequence[Future[None]] = (), stream: str = ""):
+        self.event, self.copies, self.stream = event, tuple(copies), stream
 
     def synchronize(self) -> None:
         """Return when both are over."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..config import AUTO, RunConfig
+from . import disk
 from .alternatives import alternatives
 from .machine import DESKTOP, GIB, Machine, this_machine
 
@@ -46,7 +47,8 @@ class Plan:
     pinned_gb: float = 0.0
     """GiB of those that are pinned."""
     disk_gb: float = 0.0
-    """GiB of disk that two save points take (the older goes when the newer is whole) and one bf16 export."""
+    """GiB of disk that a run takes at most: save points (the one that is kept goes when the newer is whole),
+    checkpoints, one bf16 export and what is encoded."""
     state_format: str = ""
     weight_precision: str = ""
     step_seconds: float | None = None
@@ -85,8 +87,9 @@ def resolve(
         reasons += alternatives(config, shapes, lambda changed, sizes: _best(changed, info, sizes, machine))
     seconds, waits_for = _pace(config, info, shapes, chosen, machine)
     items = {f"GPU: {name}": size for name, size in chosen.size.vram.items()} | chosen.size.ram
-    disk = {"disk: two save points": 2 * chosen.stages.home, "disk: an export": 2 * chosen.stages.numel}
-    items |= disk | {"left to ComfyUI and the desktop": DESKTOP}
+    takes = disk.needed(config, info, shapes, chosen.stages, TEXT_TOKENS.get(info.variant, 512))
+    reasons += disk.told(config, takes, machine.disk_free)
+    items |= takes | {"left to ComfyUI and the desktop": DESKTOP}
     if machine.device != "cpu":
         items["GPU: left to the desktop"] = int(config.memory.reserve_vram_gb * GIB)
     return Plan(
@@ -98,7 +101,7 @@ def resolve(
         vram_gb=round(sum(chosen.size.vram.values()) / GIB, 2),
         ram_gb=round(sum(chosen.size.ram.values()) / GIB, 2),
         pinned_gb=round(min(chosen.size.pinned, _pinnable(machine)) / GIB, 2),
-        disk_gb=round(sum(disk.values()) / GIB, 2),
+        disk_gb=round(sum(takes.values()) / GIB, 2),
         state_format=config.optimizer.state_format,
         weight_precision=config.optimizer.weight_precision,
         enough_ram=enough_ram,
@@ -146,7 +149,7 @@ def _best(
     from .footprint import footprint, stage_sizes
 
     assert info.flux is not None
-    flux, stages = info.flux, stage_sizes(info.flux, config.optimizer)
+    flux, stages = info.flux, stage_sizes(info.flux, config.optimizer, ema=config.recipe.ema_decay > 0)
     count, memory, on_gpu = len(stages.body), config.memory, machine.device != "cpu"
     pictures = config.recipe.batch_size
     micro, tokens = min(memory.micro_batch or pictures, pictures), _tokens(info, shapes)
@@ -262,6 +265,7 @@ def key(config: RunConfig, shapes: Sequence[tuple[int, int]], machine: str) -> s
     what = {
         "memory": dataclasses.asdict(config.memory),
         "formats": [config.optimizer.kind, config.optimizer.state_format, config.optimizer.weight_precision],
+        "ema": config.recipe.ema_decay > 0,
         "batch_size": config.recipe.batch_size,
         "shapes": sorted({tuple(shape) for shape in shapes}),
         "machine": machine,

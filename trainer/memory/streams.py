@@ -8,6 +8,7 @@ for the ones that matter. So each arrow between the streams has its event, and n
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,8 @@ from .pinned import Landed, PinnedMemory, Staging, cuda_register
 
 UP, COMPUTE, DOWN = "up", "compute", "down"
 Event = Any
+MEASURED = 1 << 14
+"""Waits of the compute stream that are remembered until someone asks."""
 
 
 class Buffer:
@@ -83,6 +86,10 @@ class Streams:
     def synchronize(self) -> None:
         """Return when all three are idle: from then on, the host may look."""
 
+    def waited(self) -> dict[str, float]:
+        """Seconds for which the compute stream stood still for each of the others, since this was asked last."""
+        return {UP: 0.0, DOWN: 0.0}
+
     def host_zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Host memory that can be copied while the device computes."""
         return torch.zeros(*shape, dtype=dtype)
@@ -105,6 +112,8 @@ class CudaStreams(Streams):
         self._staging = {name: self._stage(name) for name in self._side}
         self._written: list[Landed] = []
         """Copies by the host that the next one must wait for, since they write what it reads."""
+        self._waits: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=MEASURED)
+        """For which stream the compute stream waited, from when until when."""
 
     def _stream(self, name: str) -> torch.cuda.Stream:
         return self._side.get(name) or torch.cuda.current_stream(self.device)
@@ -121,8 +130,8 @@ class CudaStreams(Streams):
         with torch.cuda.stream(self._stream(name)):
             target.copy_(source, non_blocking=True)
 
-    def _mark(self, name: str) -> torch.cuda.Event:
-        event = torch.cuda.Event()
+    def _mark(self, name: str, *, timed: bool = False) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=timed)
         event.record(self._stream(name))
         return event
 
@@ -141,14 +150,25 @@ class CudaStreams(Streams):
         self._staging[UP].up(target, source)
 
     def wait(self, stream: str, event: Event | None) -> None:
-        if event is None:
+        if event is None or event.stream == stream:
             return
+        measured = stream == COMPUTE and not event.event.query()
+        before = self._mark(COMPUTE, timed=True) if measured else None
         self._stream(stream).wait_event(event.event)
+        if before is not None:
+            self._waits.append((event.stream, before, self._mark(COMPUTE, timed=True)))
         if stream == UP and event.copies:
             self._written.append(event)
 
+    def waited(self) -> dict[str, float]:
+        found = super().waited()
+        while self._waits and self._waits[0][-1].query():
+            name, before, after = self._waits.popleft()
+            found[name] += before.elapsed_time(after) / 1e3
+        return found
+
     def record(self, stream: str) -> Event:
-        return Landed(self._mark(stream), self._staging[DOWN].landing if stream == DOWN else ())
+        return Landed(self._mark(stream), self._staging[DOWN].landing if stream == DOWN else (), stream)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

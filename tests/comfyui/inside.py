@@ -88,6 +88,73 @@ def check_text_has_the_length_asked_for() -> None:
     assert torch.equal(ours, plain[0].bfloat16()) and torch.equal(pooled, plain_pooled[0])
 
 
+def check_texts_in_a_batch_are_encoded_as_each_alone() -> None:
+    import torch
+    from pack.nodes import bridge, bridge_text
+
+    clip = tiny_clip()
+    texts = ["a cat", "", "a (cat:1.5), " * 40, "word " * 300]
+    for length in (512, 256):
+        found = bridge_text.encode_texts(clip, texts, length)
+        assert len(found) == 4
+        for (context, pooled), text in zip(found, texts, strict=True):
+            alone, alone_pooled = bridge.encode_text(clip, text, length)
+            assert context.shape == alone.shape == (length, 96) and pooled.shape == (64,)
+            assert (context.dtype, pooled.dtype) == (torch.bfloat16, torch.float32)
+            assert torch.allclose(context.float(), alone.float(), atol=0.02, rtol=0.02)
+            assert torch.allclose(pooled, alone_pooled, atol=1e-5)
+            assert context.untyped_storage().nbytes() == context.nbytes, "no view of the whole batch"
+    assert not torch.equal(found[0][0], found[1][0]) and not torch.equal(found[0][1], found[1][1])
+
+    class Other:  # some pack's own CLIP: one after the other
+        tokenize, encode_from_tokens = staticmethod(clip.tokenize), staticmethod(clip.encode_from_tokens)
+
+    one, two = bridge_text.encode_texts(Other(), texts[:2], 256)
+    assert torch.allclose(one[0].float(), found[0][0].float(), atol=0.02) and two[0].shape == (256, 96)
+
+
+def check_tokens_are_counted_as_they_are_cut() -> None:
+    from pack.nodes import bridge_text
+
+    clip = tiny_clip()
+    for count in (bridge_text.token_counter(clip), bridge_text.token_counter()):
+        assert count("") == 1, "the end token"
+        words = count("word " * 300)
+        assert words == 301
+        assert count("word " * 300 + "word") == words + 1
+        assert count("(word)") > count("word")
+
+
+def check_scans_are_kept_until_a_file_changes() -> None:
+    import os
+    import tempfile
+
+    from PIL import Image
+    from pack.nodes import scans
+    from pack.trainer.config import DatasetConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name in "ab":
+            Image.new("RGB", (64, 64)).save(f"{folder}/{name}.png")
+        config, calls = DatasetConfig(folder=folder, resolution=64, bucket_step=16), []
+
+        def look(other: Any = config) -> Any:
+            return scans.look(other, lambda done, found: calls.append(done))
+
+        first = look()
+        assert calls == [1, 2] and look() is first and calls == [1, 2]
+        assert look(DatasetConfig(folder=folder, resolution=128, bucket_step=16)) is not first
+        with open(f"{folder}/a.txt", "w") as f:
+            f.write("new")
+        assert look() is not first and look().samples[0].caption == "new"
+        os.remove(f"{folder}/a.txt")
+        scans.MOST_SAMPLES = 3
+        look()
+        assert len(scans._kept) == 1
+    for text in (folder, ""):
+        assert "does not exist" in refused(lambda text=text: look(DatasetConfig(folder=text or folder)))
+
+
 def check_a_long_text_ends_with_the_end_token() -> None:
     from pack.nodes import bridge
 

@@ -26,17 +26,22 @@ WIDE = dataclasses.replace(FluxParams(), depth=1, depth_single_blocks=1)
 
 IN_COMFYUI = """
 import sys, torch
-file, inputs, out = sys.argv[1:4]
+file, inputs, out, lora = sys.argv[1:5]
 sys.argv = sys.argv[:1]
 from comfy.cli_args import args
 args.cpu = True
-import comfy.sd, comfy.model_management
+import comfy.sd, comfy.lora, comfy.model_management
 from safetensors.torch import load_file, save_file
 patcher = comfy.sd.load_diffusion_model(file, model_options={"dtype": torch.float32})
 comfy.model_management.load_models_gpu([patcher])
 data = load_file(inputs)
 with torch.inference_mode():
     save_file({"out": patcher.model.diffusion_model(**data).contiguous()}, out)
+if lora:
+    names = comfy.lora.model_lora_keys_unet(patcher.model, {})
+    changes = comfy.lora.load_lora(load_file(lora), names)
+    assert set(patcher.clone().add_patches(changes, 1.0)) == set(changes)
+    print(len(changes), len(list(patcher.model.diffusion_model.parameters())))
 """
 
 
@@ -49,7 +54,7 @@ def cli(*arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The file that was trained, and the export after two steps."""
+    """The file that was trained, and the bf16 export after two steps; beside that, fp8 and a LoRA."""
     folder = tmp_path_factory.mktemp("wide")
     flux = write_flux(folder / "flux.safetensors", WIDE, dtype=torch.bfloat16)
     config = RunConfig(
@@ -63,6 +68,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     run = RunDirectory.create(folder / "wide", config, write_manifest(folder / "wide", [(8, 8)] * 2, WIDE))
     cli("train", run.path, "--until", 2)
     cli("export", run.path, "--out", folder / "out.safetensors", "--dtype", "bf16")
+    cli("export", run.path, "--out", folder / "fp8.safetensors", "--dtype", "fp8")
+    cli("export", run.path, "--out", folder / "lora.safetensors", "--lora", 4)
     return flux, folder / "out.safetensors"
 
 
@@ -85,18 +92,34 @@ def test_the_export_loads_and_computes_the_same(exported: tuple[Path, Path], ins
         expected = ours(inputs["x"], inputs["timestep"], inputs["context"], inputs["y"], inputs["guidance"])
         load_weights_(ours, flux)
         untrained = ours(inputs["x"], inputs["timestep"], inputs["context"], inputs["y"], inputs["guidance"])
-    save_file(inputs, tmp_path / "in.safetensors")
+    theirs, said = in_comfyui(install, file, inputs, tmp_path, file.with_name("lora.safetensors"))
+    # Every name of the LoRA is known, and every parameter is in it.
+    changed, parameters = map(int, said.stdout.split()[-2:])
+    assert changed == parameters > 30 and "not loaded" not in said.stderr.lower()
+    scale = float(expected.abs().max())
+    difference = float((theirs - expected).abs().max()) / scale
+    assert difference < 1e-5
+    # Two steps at this rate are seen, and not by rounding alone.
+    assert float((expected - untrained).abs().max()) / scale > 100 * max(difference, 1e-6)
+
+    # A weight in fp8 is off by 2.6 %, and so about is what comes out.
+    small, said = in_comfyui(install, file.with_name("fp8.safetensors"), inputs, tmp_path)
+    assert 0.001 < float((small - expected).norm() / expected.norm()) < 0.1
+    assert "unexpected" not in said.stderr and "missing" not in said.stderr
+
+
+def in_comfyui(
+    install: Install, file: Path, inputs: dict[str, torch.Tensor], folder: Path, lora: Path | str = ""
+) -> tuple[torch.Tensor, subprocess.CompletedProcess]:
+    """What ComfyUI's Flux computes with the weights in ``file``, and what it said."""
+    save_file(inputs, folder / "in.safetensors")
+    arguments = [file, folder / "in.safetensors", folder / "out.safetensors", lora]
     done = subprocess.run(
-        [install.python, "-c", IN_COMFYUI, file, tmp_path / "in.safetensors", tmp_path / "out.safetensors"],
+        [install.python, "-c", IN_COMFYUI, *map(str, arguments)],
         cwd=install.path,
         capture_output=True,
         text=True,
         timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    theirs = load_file(tmp_path / "out.safetensors")["out"]
-    scale = float(expected.abs().max())
-    difference = float((theirs - expected).abs().max()) / scale
-    assert difference < 1e-5
-    # Two steps at this rate are seen, and not by rounding alone.
-    assert float((expected - untrained).abs().max()) / scale > 100 * max(difference, 1e-6)
+    return load_file(folder / "out.safetensors")["out"], done

@@ -92,16 +92,17 @@ class WorkerClient(WorkerLink):
         return self._ask_live("roll_back", step=step, fresh=fresh)
 
     def predict(self, x: Tensor, timestep: Tensor, context: Tensor, pooled: Tensor, guidance: Tensor | None, *,
-                step: int | None = None) -> Tensor:
+                step: int | None = None, ema: bool = False) -> Tensor:
         """Velocity of the weights as they are, on the CPU. ``RunMovedOn`` if the run is not at ``step``.
 
+        ``ema``: of their running average; ``ValueError`` where the run keeps none.
         Shapes as in ``trainer.flux``: ``x`` [B, C, h, w] in model space, ``timestep`` [B] in 0..1, ``context``
         [B, T, D], ``pooled`` [B, P], ``guidance`` [B].
         """
         tensors = {"x": x, "timestep": timestep, "context": context, "pooled": pooled}
         if guidance is not None:
             tensors["guidance"] = guidance
-        return self._live({"op": "predict", "step": step}, tensors)[1]["velocity"]
+        return self._live({"op": "predict", "step": step, "ema": ema}, tensors)[1]["velocity"]
 
     def evaluate(self) -> dict[str, Any]:
         """``{"step", "loss"}``: the loss at fixed noise and timesteps, of the weights as they are."""

@@ -2,8 +2,10 @@
 
 import io
 import json
+import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -161,3 +163,24 @@ def test_looks_like_picture():
     others = (b"", b"BMW is a car, and this is its caption", b"P3 is a text", b"\0\0\0\x18ftypisom", b"RIFF1234WAVE")
     for data in others:
         assert not formats.looks_like_picture(data)
+
+
+def test_colours_by_number_are_warned_of(tmp_path):
+    path = tmp_path / "a.png"
+    Image.fromarray(UPRIGHT).save(path)
+    plain = path.read_bytes()
+    told = {(1, 13): "", (9, 16): "HDR (PQ)", (9, 18): "HDR (HLG)", (12, 13): "wide colours", (1, 1): ""}
+    for (primaries, transfer), expected in told.items():
+        body = b"cICP" + bytes([primaries, transfer, 0, 1])
+        chunk = struct.pack(">I", 4) + body + struct.pack(">I", zlib.crc32(body))
+        path.write_bytes(plain[:33] + chunk + plain[33:])
+        warnings = examine(path).warnings
+        assert len(warnings) == bool(expected) and expected in "".join(warnings)
+        assert (np.asarray(load_image(path)) == UPRIGHT).all()
+    path = tmp_path / "a.avif"
+    Image.fromarray(UPRIGHT).save(path)
+    data = path.read_bytes()
+    assert examine(path).warnings == ()
+    at = data.index(b"colrnclx") + 8
+    path.write_bytes(data[:at] + struct.pack(">HH", 9, 16) + data[at + 4 :])
+    assert "HDR" in examine(path).warnings[0]

@@ -61,6 +61,8 @@ class Opened:
     """By how much its decoder makes it smaller: 1, 2, 4 or 8 (JPEG 2000: any power of 2)."""
     content_hash: str
     """sha256 of the file's bytes; empty where it was not asked for."""
+    head: bytes
+    """The first megabyte of the file at most."""
 
 
 @contextlib.contextmanager
@@ -91,7 +93,7 @@ def opened(path: str | Path, *, hashed: bool, glance: bool = False) -> Iterator[
             if ahead is None:
                 stack.enter_context(_BUDGET.take(cost))
             _reduce(image, scale)
-            yield Opened(image, size, scale, digest)
+            yield Opened(image, size, scale, digest, head)
     except ImageProblem:
         raise
     except Image.DecompressionBombError as error:

@@ -75,6 +75,27 @@ def looks_like_picture(head: bytes) -> bool:
     return head[:2] == b"BM" and head[6:10] == b"\0\0\0\0" and head[14:18] in (b"(\0\0\0", b"l\0\0\0", b"|\0\0\0")
 
 
+def unconverted_colours(head: bytes, image: Image.Image) -> str:
+    """What should be known of colours that are given by number (ITU-T H.273) instead of a profile; empty: nothing.
+
+    AVIF and HEIF have them in a ``colr`` box, PNG in a ``cICP`` chunk. Pillow hands the pixels over as they are.
+    """
+    mark, form = b"colrnclx", ">HH"
+    if image.format == "PNG":
+        mark, form, head = b"cICP", ">BB", head[: head.find(b"IDAT") + 1]
+    elif image.format not in ("AVIF", "HEIF"):
+        return ""
+    at = head.find(mark) + len(mark)
+    if at < len(mark) or at + struct.calcsize(form) > len(head) or image.info.get("icc_profile"):
+        return ""
+    primaries, transfer = struct.unpack_from(form, head, at)
+    if transfer in (16, 18):
+        return f"is stored in HDR ({'PQ' if transfer == 16 else 'HLG'}): its colours are taken for sRGB and look dull"
+    if primaries in (9, 11, 12):
+        return "has wide colours without a profile: they are taken for sRGB and look dull"
+    return ""
+
+
 def reducible(head: bytes) -> str | None:
     """The format of a file with this beginning if its decoder can make it smaller, else None."""
     if head.startswith(b"\xff\xd8\xff"):

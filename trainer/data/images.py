@@ -16,7 +16,7 @@ from ..config import DatasetConfig
 from . import colour
 from .crop import crop_box
 from .decode import MAX_PIXELS, ImageProblem, file_hash, frames, opened, orientation, turned
-from .formats import OTHER_EXTENSIONS, RAW_EXTENSIONS, extensions, looks_like_picture
+from .formats import OTHER_EXTENSIONS, RAW_EXTENSIONS, extensions, looks_like_picture, unconverted_colours
 
 __all__ = [
     "MAX_PIXELS", "OTHER_EXTENSIONS", "RAW_EXTENSIONS", "Examined", "ImageProblem", "examine", "extensions",
@@ -105,6 +105,8 @@ def _examine(path: str | Path, config: DatasetConfig) -> Examined:
             width, height = height, width
         if width * height > MAX_PIXELS:
             notes.append(f"is {width} x {height} px: it is decoded at a smaller scale")
+        if colours := unconverted_colours(found.head, image):
+            notes.append(colours)
         small = colour.to_rgb(turned(image.resize(_THUMBNAIL, Image.Resampling.NEAREST), turn))
         thumbnail = hashlib.sha256(f"{width} {height}".encode("ascii") + small.tobytes()).hexdigest()[:16]
         transparent = colour.opacity(image) is not None

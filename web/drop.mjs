@@ -12,7 +12,7 @@ import { TEXT } from './strings.mjs'
 const NODE = 'FluxFFTDataset'
 const AT_ONCE = 3
 
-/** Listen where the canvas lies, before the frontend takes a zip for a workflow that it cannot read. */
+/** Listen where the canvas lies, before the frontend takes a zip for a workflow, which it cannot read from one. */
 export function watchDrops() {
   const canvas = app.canvasEl ?? app.canvas?.canvas
   const place = canvas?.closest?.('#graph-canvas-container, .graph-canvas-container') ?? canvas?.parentElement

@@ -12,7 +12,7 @@ import { STYLE } from './style.mjs'
 import { Tools } from './tools.mjs'
 
 const WIDTH = 360
-const HEIGHT = 384
+const HEIGHT = 402
 
 /** Give `node` its panel. Returns it. */
 export function attachPanel(node) {

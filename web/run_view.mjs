@@ -90,7 +90,10 @@ export class RunView {
     for (const one of [this.pause, this.stop]) one.disabled = Boolean(run?.request)
     this.exporting.disabled = !(status.resume_step > 0) || Boolean(run?.request)
     const loss = this.chart.draw(run?.losses.bins ?? [], run?.validation)
-    for (const [key, text] of Object.entries(factsOf(status, loss, busy))) setText(this.facts[key], text)
+    for (const [key, text] of Object.entries(factsOf(status, loss, busy))) {
+      setText(this.facts[key], text)
+      this.facts[key].parentNode.hidden = !text
+    }
     this.gallery.show(run?.samples ?? [])
     const error = run?.requestFailed || (['failed', 'interrupted'].includes(state) && status.error) || ''
     this.line.classList.toggle('is-error', error !== '')

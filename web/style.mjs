@@ -29,7 +29,7 @@ button {
 button:hover:enabled { background: color-mix(in srgb, var(--ink) 18%, transparent); }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
 button:disabled, input:disabled { opacity: 0.45; cursor: default; }
-button.link { padding: 0 2px; border: 0; background: none; color: inherit; text-decoration: underline; }
+button.link { padding: 0; border: 0; background: none; color: inherit; text-decoration: underline; }
 button.danger { border-color: color-mix(in srgb, var(--bad) 60%, transparent); color: var(--bad); }
 input[type='text'], textarea, select {
   min-width: 0; padding: 2px 6px; border: 1px solid var(--line); border-radius: 4px;
@@ -129,11 +129,8 @@ header { display: flex; align-items: center; gap: 6px; min-height: 22px; }
 .overlay figcaption { color: var(--dim); font-size: 11px; text-align: center; overflow-wrap: anywhere; max-height: 32px; overflow: auto; }
 .overlay .close { align-self: center; }
 
-.words { flex: none; display: flex; flex-wrap: wrap; gap: 0 6px; min-height: 48px; align-content: flex-start; }
-p {
-  flex: 0 1 auto; margin: 0; min-height: 16px; max-width: 100%; color: var(--dim); overflow: hidden; overflow-wrap: anywhere;
-  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
-}
+.words { flex: none; height: 66px; overflow: auto; color: var(--dim); overflow-wrap: anywhere; }
+p { margin: 0; }
 p:empty { display: none; }
 `
 

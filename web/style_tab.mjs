@@ -33,7 +33,8 @@ ul { list-style: none; margin: 0; padding: 0; }
 .meter i { display: block; height: 100%; background: var(--tone); }
 
 .tab .chart { flex: none; height: 210px; }
-.facts { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 8px; }
+.facts { display: flex; flex-wrap: wrap; justify-content: flex-start; gap: 8px 16px; }
+.facts > div { min-width: 56px; }
 section { display: flex; flex-direction: column; gap: 8px; }
 details > summary { cursor: pointer; font-weight: 600; padding: 2px 0; }
 table { width: 100%; border-collapse: collapse; }

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Response
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Playwright, Response
 
 from tests.comfyui.server import PACK_NAME, Server
 
@@ -17,6 +17,37 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync"]
 RENDERERS = ("classic", "vue")
 """The LiteGraph canvas, and Nodes 2.0."""
+_HELPERS = """(() => {
+  globalThis.textsOf = (scope) => [...document.querySelectorAll('*')].filter((e) => e.shadowRoot).flatMap((e) => [
+    ...e.shadowRoot.querySelectorAll(`${scope} *`)]).filter((e) => e.checkVisibility({ visibilityProperty: true })
+    && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
+  const rgba = (text) => {
+    const canvas = globalThis.probe ??= new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true })
+    canvas.clearRect(0, 0, 1, 1)
+    canvas.fillStyle = text
+    canvas.fillRect(0, 0, 1, 1)
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data
+    return [r, g, b, a / 255]
+  }
+  const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3]))
+  const ground = (element) => {
+    const layers = []
+    for (let e = element; e; e = e.parentElement ?? e.getRootNode().host) {
+      layers.push(rgba(getComputedStyle(e).backgroundColor))
+      if (layers[layers.length - 1][3] === 1) break
+    }
+    return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255])
+  }
+  const light = (color) => color.map((c) => c / 255)
+    .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0)
+  globalThis.contrast = (element) => {
+    const under = ground(element)
+    const [a, b] = [light(over(rgba(getComputedStyle(element).color), under)), light(under)]
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)
+  }
+})();
+"""
 OURS = (f"/extensions/{PACK_NAME}/", "/flux_fft/", "flux_fft", "FluxFFT")
 
 
@@ -140,6 +171,42 @@ class Canvas:
           const lines = widget?.element.shadowRoot.querySelectorAll('.said > div') ?? []
           return JSON.stringify([...lines].map((line) => line.innerText))
         }""", str(node)))
+
+    def toasts(self) -> list[str]:
+        return self.page.locator(".p-toast-message").all_inner_texts()
+
+    def open_tab(self) -> Locator:
+        """Open the runs sidebar, unless it is; what lies in it."""
+        tab = self.page.locator(".tab")
+        if not tab.count():
+            self.page.locator(".side-bar-button", has=self.page.locator(".pi-chart-line")).first.click()
+        tab.wait_for()
+        return self.page.locator(":root")
+
+    def drop(self, path: Path, x: float, y: float) -> None:
+        """Drop a file or folder of this machine on the page, as from a file manager."""
+        session = self.page.context.new_cdp_session(self.page)
+        data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
+        session.detach()
+
+    def contrasts(self, scope: str) -> list[str]:
+        """Visible texts within ``scope`` (in a shadow root) whose contrast is below 4.5 (WCAG AA), and how high it is.
+
+        Disabled controls are exempt, as in WCAG.
+        """
+        return json.loads(self.page.evaluate(_HELPERS + """(scope) => JSON.stringify(textsOf(scope).filter(
+          (e) => !e.closest(':disabled')).map((e) => [contrast(e), e]).filter(([ratio]) => ratio < 4.5).map(
+          ([ratio, e]) => `${ratio.toFixed(2)} ${e.className} ${e.textContent}`))""", scope))
+
+    def cut_off(self, scope: str) -> list[str]:
+        """Visible texts within ``scope`` that are wider than their place, or lie outside of it sideways."""
+        return json.loads(self.page.evaluate(_HELPERS + """(scope) => JSON.stringify(textsOf(scope).filter((e) => {
+          const box = e.getBoundingClientRect(), outer = e.closest(scope).getBoundingClientRect()
+          const cut = e.clientWidth > 0 && e.scrollWidth > e.clientWidth + 1 && e.matches(':not(pre, .run-name)')
+          return cut || box.left < outer.left - 1 || box.right > outer.right + 1
+        }).map((e) => `${e.className} ${e.textContent}`))""", scope))
 
     # -- the panel
 

@@ -93,6 +93,9 @@ def test_a_run_is_followed_live_across_a_reload_and_paused_and_stopped(
         lags = [_lag(page, panel, run) for _ in range(12)]
         assert max(lags) < 1.5 and sorted(lags)[6] < 1.0, lags
         page.screenshot(f"panel-training-{theme}")
+        assert panel.cut_off() == [] and page.contrasts(".panel") == []
+        page.show(train, scale=1.5)
+        page.screenshot(f"panel-training-150-{theme}")
         assert panel.cut_off() == []
 
         before = panel.read()
@@ -128,6 +131,115 @@ def test_a_run_is_followed_live_across_a_reload_and_paused_and_stopped(
         assert steps == list(range(1, len(steps) + 1)) and _step(panel.read()) == len(steps)
     finally:
         stop(server, run)
+
+
+def test_the_tools_of_the_panel(canvas: Callable[..., Canvas], server: Server) -> None:
+    page = canvas()
+    train = demo(page, "tools", MANY)
+    page.show(train)
+    panel = page.panel(train)
+    page.queue()
+    try:
+        panel.wait("p.state === 'Training' && step > 25", 180)
+        _read_the_chart(page, panel)
+
+        panel.press("save")
+        panel.wait("p.line.startsWith('Saved at step')", 30)
+        assert any("save point" in text for text in page.toasts())
+        assert [e for e in server.events("tools") if e["type"] == "saved"]
+
+        field = page.page.locator(".rate-field input")
+        field.fill("2")
+        field.press("Enter")
+        assert field.get_attribute("aria-invalid") is not None
+        field.fill("1.5e-4")
+        field.press("Enter")
+        panel.wait("p.line.includes('1.5e-4')", 30)
+        changed = _event(page, "tools", "lr")
+        assert changed["lr"] == pytest.approx(1.5e-4)
+        step = _step(panel.read())
+        panel.wait(f"step > {step + 2}", 30)
+        assert server.events("tools")[-1].get("lr", 1.5e-4) == pytest.approx(1.5e-4), "and it stays"
+
+        nodes = len(page.nodes())
+        panel.press("sample")
+        page.page.keyboard.type("a red circle, r and q")  # keys that the canvas has shortcuts on
+        page.page.keyboard.press("Enter")
+        page.page.locator(".overlay img").wait_for()
+        panel.wait("p.state === 'Training'", 60)  # it went on by itself
+        assert _event(page, "tools", "sample")["prompt"] == "a red circle, r and q"
+        assert len(page.nodes()) == nodes
+        page.screenshot("panel-sampled")
+        page.page.locator(".overlay .close").click()
+
+        # Another prompt waits: it is let through, then the run goes on.
+        panel.press("through")
+        panel.wait("p.line.startsWith('No other prompt')", 20)
+        graph = {"1": {"class_type": "EmptyImage", "inputs": {"width": 16, "height": 16, "batch_size": 1, "color": 0}},
+                 "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}}}
+        waiting = server.post("/prompt", {"prompt": graph})["prompt_id"]
+        before = _step(panel.read())
+        panel.press("through")
+        panel.wait(f"p.state === 'Training' && step > {before + 1}", 60)
+        assert waiting in server.get("/history")
+
+        # Resumed from the sidebar while another workflow is open.
+        panel.press("pause")
+        wait_idle(server, 30)
+        page.load({"last_node_id": 0, "last_link_id": 0, "nodes": [], "links": [], "version": 0.4})
+        tab = page.open_tab()
+        tab.locator(".runs button", has_text="tools").click()
+        tab.locator("button.resume").click()
+        tab.locator(".run[data-state=training]").wait_for()
+        tab.locator("button.worker-log").click()
+        assert "worker" in tab.locator(".log-text").inner_text()
+        page.page.keyboard.press("Escape")
+        tab.locator("button.stop").click()
+        tab.locator(".run[data-state=stopped]").wait_for()
+        wait_idle(server, 30)
+        steps = server.steps("tools")
+        assert steps == list(range(1, len(steps) + 1)), "none was lost or made twice"
+    finally:
+        stop(server, "tools")
+
+
+def _read_the_chart(page: Canvas, panel: Any) -> None:
+    """Hover, zoom by a drag, back by a double click; the axis by choice."""
+    plot = page.page.locator(".panel .plot")
+    box = plot.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.page.mouse.move(box["x"] + box["width"] * 0.3, middle)
+    tip = page.page.locator(".panel .chart-tip")
+    assert "step" in tip.inner_text() and "learning rate" in tip.inner_text()
+    page.screenshot("panel-hover")
+    page.page.mouse.down()
+    page.page.mouse.move(box["x"] + box["width"] * 0.7, middle, steps=4)
+    page.page.mouse.up()
+    last = page.page.locator(".panel .steps span:last-child")
+    zoomed = int(last.inner_text().replace(",", ""))
+    panel.wait(f"step > {zoomed + 8}", 30)
+    assert int(last.inner_text().replace(",", "")) == zoomed, "it stays while the run goes on"
+    assert page.page.evaluate("() => window.app.canvas.ds.scale") == 1, "the canvas was not moved"
+    plot.dblclick()
+    assert int(last.inner_text().replace(",", "")) > zoomed
+    log = page.page.locator(".panel .mark.log")
+    before = log.get_attribute("aria-pressed")
+    log.click()
+    assert log.get_attribute("aria-pressed") != before
+    plot.focus()
+    page.page.keyboard.press("ArrowLeft")
+    assert tip.is_visible()
+
+
+def _event(page: Canvas, run: str, kind: str, seconds: float = 20.0) -> dict[str, Any]:
+    """The newest event of a kind, once there is one."""
+    for _ in range(int(seconds * 10)):
+        found = [e for e in page.server.events(run) if e["type"] == kind]
+        if found:
+            return found[-1]
+        page.page.wait_for_timeout(100)
+    raise AssertionError(f"run {run} has no event {kind}")
 
 
 def _step(read: dict[str, Any]) -> int:
@@ -314,7 +426,7 @@ def test_a_worker_that_is_killed_shows_as_interrupted(canvas: Callable[..., Canv
     workers[0].kill()
     shown = panel.wait("p.state === 'Interrupted'", 20)
     wait_idle(server)
-    assert "Queue" in shown["line"] and not shown["pause"] and not shown["stop"]
+    assert "queue" in shown["line"] and not shown["pause"] and not shown["stop"]
     page.show(train)
     page.screenshot("panel-interrupted")
 

@@ -1,0 +1,174 @@
+"""The runs sidebar over a real run: opened by keyboard, samples compared, settings copied, exported, deleted; drops."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.browser.canvas import Canvas
+from tests.browser.test_panel import demo, skip_old_vue, stop, wait_idle
+from tests.comfyui.server import Server
+
+EMPTY = {"last_node_id": 0, "last_link_id": 0, "nodes": [], "links": [], "version": 0.4}
+
+
+def with_previews(page: Canvas, every: int) -> None:
+    page.page.evaluate("""(every) => {
+      const settings = window.app.canvas.graph.nodes.find((n) => n.type === 'FluxFFTPreviewSettings')
+      settings.widgets.find((w) => w.name === 'every_n_steps').value = every
+    }""", every)
+
+
+@pytest.mark.parametrize("renderer, theme", [("classic", "dark"), ("vue", "light")])
+def test_a_run_is_opened_compared_copied_exported_and_deleted(
+        canvas: Callable[..., Canvas], server: Server, renderer: str, theme: str) -> None:
+    skip_old_vue(server, renderer)
+    page = canvas(renderer=renderer, theme=theme)
+    run = f"shown_{renderer}"
+    train = demo(page, run, 12)
+    with_previews(page, 4)
+    page.queue()
+    try:
+        page.panel(train).wait("p.state === 'Finished'", 180)
+        wait_idle(server)
+        assert any("is finished" in text for text in page.toasts())
+
+        tab = page.open_tab()
+        tab.locator(".runs button", has_text=run).wait_for()
+        page.page.wait_for_timeout(500)
+        page.screenshot(f"sidebar-{theme}")
+        assert page.contrasts(".tab") == []
+        tab.locator(".runs button", has_text=run).focus()
+        page.page.keyboard.press("Enter")
+        tab.locator(".pictures img").first.wait_for()
+        assert page.page.evaluate("() => document.activeElement.shadowRoot?.activeElement?.className") == "back"
+        assert tab.locator(".state").first.inner_text() == "Finished"
+        assert "Step 12" in tab.locator(".gallery output").inner_text()
+        shown = tab.locator(".pictures img").first.get_attribute("src")
+        tab.locator(".gallery input[type=range]").focus()
+        page.page.keyboard.press("ArrowLeft")
+        assert "Step 8" in tab.locator(".gallery output").inner_text()
+        assert tab.locator(".pictures img").first.get_attribute("src") != shown
+        page.page.wait_for_timeout(700)
+        assert page.page.evaluate("""() => [...document.querySelectorAll('*')].flatMap((e) => [...(e.shadowRoot
+          ?.querySelectorAll('.pictures img') ?? [])]).every((i) => i.naturalWidth > 0)"""), "small pictures are served"
+        page.screenshot(f"sidebar-run-{theme}")
+        assert page.contrasts(".tab") == [] and page.cut_off(".tab") == []
+
+        tab.locator(".pictures button").first.click()
+        pair = tab.locator("dialog .pair output")
+        assert [pair.nth(i).inner_text() for i in (0, 1)] == ["Step 4", "Step 8"]
+        page.page.keyboard.press("ArrowRight")
+        assert pair.nth(1).inner_text() == "Step 12"
+        page.page.wait_for_timeout(500)
+        page.screenshot(f"sidebar-compare-{theme}")
+        page.page.keyboard.press("Escape")
+        assert tab.locator("dialog").count() == 0
+
+        for summary in tab.locator("summary").all():
+            summary.click()
+        texts = tab.locator("table").all_inner_texts()
+        assert any("Step 12" in text for text in texts) and any("resolution" in text for text in texts)
+        page.page.set_viewport_size({"width": 933, "height": 600})  # a browser's zoom of 150 %
+        page.page.wait_for_timeout(400)
+        page.screenshot(f"sidebar-run-150-{theme}")
+        assert page.cut_off(".tab") == []
+        page.page.set_viewport_size({"width": 1400, "height": 900})
+
+        _copy_settings(page, tab, run)
+        _export(page, tab, server, run)
+        tab.locator("button.delete").click()
+        assert "cannot be undone" in tab.locator("form.ask").inner_text()
+        tab.locator("form.ask .go").click()
+        tab.locator(".tab .refresh").wait_for()
+        assert not tab.locator(".runs button", has_text=run).count()
+        assert not (server.home / run).exists()
+    finally:
+        if (server.home / run).exists():
+            stop(server, run)
+
+
+def _copy_settings(page: Canvas, tab: Any, run: str) -> None:
+    """Into an empty graph: the whole of it, linked; then into that, where a widget was changed."""
+    page.load(EMPTY)
+    tab.locator("button.copy").click()
+    page.page.wait_for_function("() => window.app.canvas.graph.nodes.some((n) => n.type === 'FluxFFTTrainSteps')")
+    nodes = page.nodes()
+    start = next(n for n in nodes if n["type"] == "FluxFFTStart")
+    assert ["run_name", run] in start["widgets"]
+    prompt = page.api_prompt()
+    train = next(n for n in prompt.values() if n["class_type"] == "FluxFFTTrainSteps")
+    assert train["inputs"]["steps"] == 12 and prompt[train["inputs"]["run"][0]]["class_type"] == "FluxFFTStart"
+    page.page.evaluate("""() => window.app.canvas.graph.nodes.find((n) => n.type === 'FluxFFTTrainSteps')
+      .widgets.find((w) => w.name === 'steps').value = 99""")
+    tab.locator("button.copy").click()
+    page.page.wait_for_function("""() => window.app.canvas.graph.nodes.find((n) => n.type === 'FluxFFTTrainSteps')
+      .widgets.find((w) => w.name === 'steps').value === 12""")
+    assert len(page.nodes()) == len(nodes), "none was added where it was there"
+
+
+def _export(page: Canvas, tab: Any, server: Server, run: str) -> None:
+    tab.locator("button.export").click()
+    tab.locator("form.ask input[name=filename]").fill(f"{run}_out")
+    page.screenshot("sidebar-export")
+    page.page.keyboard.press("Enter")
+    file = server.base / "models" / "diffusion_models" / f"{run}_out.safetensors"
+    page.page.get_by_text(f"Exported {file.name}").wait_for()
+    wait_idle(server, 60)
+    assert file.stat().st_size > 1e5
+    assert all("flux_fft_" not in str(n["id"]) for n in page.nodes())
+
+
+def _pictures(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for i in range(3):
+        Image.new("RGB", (64, 64), (80 * i, 30, 90)).save(folder / f"{i}.png")
+    (folder / "0.txt").write_text("a plain square")
+    (folder / "notes.docx").write_bytes(b"x")
+
+
+def test_a_zip_and_a_folder_that_are_dropped_become_datasets(
+        canvas: Callable[..., Canvas], server: Server, tmp_path: Path) -> None:
+    page = canvas()
+    page.load(EMPTY)
+    _pictures(tmp_path / "squares")
+    page.drop(tmp_path / "squares", 700, 400)
+    page.page.wait_for_function("() => window.app.canvas.graph.nodes.length === 1")
+    assert any("3 pictures and 1 caption files" in text for text in page.toasts())
+    node = page.nodes()[0]
+    assert node["type"] == "FluxFFTDataset" and ["folder", "squares"] in node["widgets"]
+    names = sorted(p.name for p in (server.base / "input" / "squares").iterdir())
+    assert names == ["0.png", "0.txt", "1.png", "2.png"]
+
+    archive = tmp_path / "more.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in (tmp_path / "squares").iterdir():
+            file.write(path, f"inside/{path.name}")
+    page.page.evaluate("() => window.app.canvas.graph.nodes[0].widgets.find((w) => w.name === 'folder').value = ''")
+    page.drop(archive, 200, 600)
+    page.page.wait_for_function("""() => window.app.canvas.graph.nodes[0].widgets.find((w) => w.name === 'folder').value
+      === 'more'""")
+    assert len(page.nodes()) == 1, "the one without a folder was set"
+    page.screenshot("dropped")
+    assert len(list((server.base / "input" / "more" / "inside").iterdir())) == 4
+
+    evil = io.BytesIO()
+    with zipfile.ZipFile(evil, "w") as file:
+        file.writestr("../../evil.png", b"x")
+    (tmp_path / "evil.zip").write_bytes(evil.getvalue())
+    page.drop(tmp_path / "evil.zip", 200, 600)
+    page.page.get_by_text("were not taken").wait_for()
+    assert not list(server.base.rglob("evil.png")) and len(page.nodes()) == 1
+    assert [p for p in (server.base / "input").iterdir() if p.name.startswith(".")] == []
+    page.problems.clear()  # the refusal is one: 400
+    workflow = tmp_path / "workflow.json"
+    workflow.write_text(json.dumps({**EMPTY, "nodes": [], "last_node_id": 77}))
+    page.drop(workflow, 700, 400)
+    page.page.wait_for_function("() => window.app.canvas.graph.nodes.length === 0"), "other files are the frontend's"

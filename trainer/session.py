@@ -5,8 +5,6 @@ Used by one thread, that which owns the engine. It knows nothing of clients, goa
 
 from __future__ import annotations
 
-import dataclasses
-import gc
 import logging
 import os
 import time
@@ -14,11 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import spikes
-from .config import RunConfig
 from .describe import describe
 from .export import ExportOptions, export
 from .files import Damaged
-from .fitting import Fitting, recorded_plan
+from .opened import OpenedRun, with_lr
 from .protocol import RunMovedOn
 from .run import RunDirectory
 from .settings import number
@@ -37,96 +34,16 @@ MEASURED = 10.0
 """Seconds of training between two events that say what memory is in use."""
 
 
-class Session:
-    """The engine of one run, loaded or not. The run's lock is held by the caller.
+class Session(OpenedRun):
+    """What can be done to an opened run between two steps.
 
-    ``save_every``: steps between save points, instead of the recipe's. ``watch(event)`` is called after each event.
+    ``save_every``: steps between save points, instead of the recipe's.
     """
 
     def __init__(self, run: RunDirectory, *, save_every: int | None = None,
                  watch: Callable[[dict[str, Any]], None] | None = None) -> None:
-        self.run = run
-        run.log.patient = True
-        self.trainer: Trainer | None = None
-        self.activity = "loading"
-        """What the engine is doing: loading, training, evaluating, predicting, saving, exporting or idle."""
-        self.exporting: dict[str, Any] | None = None
-        """While it exports: ``what`` is done, and bytes ``done`` of ``total``."""
-        self.parked = False
-        self._save_every, self._watch = save_every, watch
-        self._uid = run.uid
-        self._described: tuple[RunConfig, dict[str, Any]] | None = None
-        self._unsaved_seconds = 0.0
-        self._measured = time.monotonic()
-        self._fitting = Fitting(run, self.event)
-
-    # -- in and out
-
-    def begin(self) -> None:
-        """Note that the run is being loaded, and the step it goes on from: whoever asks from now on is told that."""
-        self.activity = "loading"
-        source = self.run.source()
-        if self.state is None and source is not None:
-            log.warning("the run's events are lost: its history begins anew with the save point of step %d",
-                        source.step)
-            self.transition("created")
-        self.transition("preparing")
-        if source is not None or self.run.losses():
-            fresh = {"fresh": True} if source is not None and source.fresh else {}
-            self.event("resumed", durable=True, step=source.step if source else 0, **fresh)
-
-    def load(self) -> Trainer:
-        """The engine as the run's source left it (the model's file where there is none). Not yet in use."""
-        from .loop import Trainer
-
-        described, source = self._description(), self.run.source()
-        plan = recorded_plan(self.run)
-        # A save point holds all the weights: those of the model's file, which may be gone, need not be read.
-        fill = None if source is None else lambda stages: None
-        trainer = Trainer(described[0], self.run.path, dataset=described[1], rollbacks=self.run.rollbacks,
-                          skipped=self.run.skipped, plan=plan, info=self.run.flux(resumed=source is not None),
-                          fill=fill)
-        self._fitting.begin(trainer, plan)
-        taken = self.run.resume(trainer.load)  # an earlier one, if that is damaged
-        assert taken is None or trainer.step == taken.step, (trainer.step, taken)
-        self._described = described
-        self.activity = "idle"
-        return trainer
-
-    def use(self, trainer: Trainer) -> None:
-        """Go on with what ``load`` gave."""
-        self.trainer, self.parked, self._unsaved_seconds = trainer, False, 0.0
-        self._measured = time.monotonic()
-
-    def _description(self) -> tuple[RunConfig, dict[str, Any]]:
-        """The settings and data on disk, with the learning rate that was set since."""
-        config, lr = self.run.config, self.run.log.history().lr_set
-        return config if lr is None else with_lr(config, lr), self.run.dataset
-
-    @property
-    def described_anew(self) -> bool:
-        """Whether settings or data were changed on disk since the engine was made from them (Start does so)."""
-        return self._described != self._description()
-
-    def take_description(self) -> bool:
-        """Have the engine go on under the settings and data on disk. False where that needs another engine."""
-        trainer = self.trainer
-        assert trainer is not None, "the run is not loaded"
-        described, plan = self._description(), recorded_plan(self.run)
-        if not trainer.reconfigure(*described, plan):
-            return False
-        self._fitting.begin(trainer, plan)
-        self._described = described
-        return True
-
-    def drop(self) -> None:
-        """Let go of the engine and its memory, all of it: another one may need as much."""
-        if self.trainer is not None:
-            self.trainer.park()
-        self.trainer = None
-        gc.collect()  # its parts know each other
-
-    # -- deeds
+        super().__init__(run, watch)
+        self._save_every = save_every
 
     def step(self) -> int:
         """One update, and what is due after it. Returns the step reached: a lower one if the run went back by itself.
@@ -171,7 +88,7 @@ class Session:
         spiked = self.run.log.history().spiked
         if usual is not None and not (spiked is not None and report.step - spiked <= spikes.QUIET):
             self.event("spike", step=report.step, loss=report.loss, usual=usual)
-        if time.monotonic() - self._measured >= MEASURED and hasattr(trainer, "usage"):
+        if time.monotonic() - self._measured >= MEASURED:
             self._measured = time.monotonic()
             used = trainer.usage()
             self.event("memory", vram_gb=used["vram_gb"], ram_gb=used["ram_gb"], waits=used["waits_for"])
@@ -297,7 +214,7 @@ class Session:
         if missing:
             raise ValueError(f"a prediction needs {missing[0]}")
         return trainer.predict(tensors["x"], tensors["timestep"], tensors["context"], tensors["pooled"],
-                               tensors.get("guidance"), **({"ema": True} if ema else {}))
+                               tensors.get("guidance"), ema=ema)
 
     def export(self, path: str, options: ExportOptions, ended: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Write a file of the run to ``path``; see ``export.export``. ``ended``: whether it is to be given up."""
@@ -345,55 +262,3 @@ class Session:
             self._unsaved_seconds = 0.0  # or it would be tried again at every step
             self.event("save_failed", step=self.trainer.step if self.trainer else 0, error=str(error))
             return False
-
-    def park(self) -> None:
-        """Give back the VRAM; whatever needs it next takes it again."""
-        if self.trainer is not None and not self.trainer.torn and not self.parked:
-            self.trainer.park()
-        self.parked = True
-
-    # -- notes
-
-    @property
-    def gone(self) -> bool:
-        """Whether the run's folder was deleted or moved under it: nothing may be written where it was."""
-        return not self.run.is_still(self._uid)
-
-    @property
-    def state(self) -> str | None:
-        """The run's state, as noted last."""
-        return self.run.log.history().state
-
-    def event(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
-        """Note that something happened."""
-        if not self.gone:
-            self._tell(self.run.append(kind, durable=durable, **fields))
-
-    def transition(self, state: str, **fields: Any) -> None:
-        """Move the run to another state."""
-        if not self.gone:
-            self._tell(self.run.transition(state, **fields))
-
-    def fail(self, error: Exception) -> None:
-        """Note why the run cannot go on. What is not the user's fault goes to the log with its traceback."""
-        user = isinstance(error, ValueError)
-        log.error("%s", error, exc_info=None if user else error)
-        message = str(error) if user else f"{type(error).__name__}: {error}"
-        self.transition("failed", error=" ".join(message.split()))
-
-    def _tell(self, event: dict[str, Any]) -> None:
-        if self._watch is not None:
-            try:
-                self._watch(event)
-            except Exception:  # a terminal that was closed, say, is no reason to end a training
-                log.exception("an event could not be shown")
-
-    def _engine(self, activity: str) -> Trainer:
-        assert self.trainer is not None, "the run is not loaded"
-        self.activity, self.parked = activity, False
-        return self.trainer
-
-
-def with_lr(config: RunConfig, lr: float) -> RunConfig:
-    """The settings with another learning rate."""
-    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, lr=lr))

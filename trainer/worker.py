@@ -2,41 +2,33 @@
 
 The main thread makes a step, then looks for what is asked of it: predictions, evaluations, saves and exports are done
 there, between two steps, so that they see whole steps only. Training is nothing but a goal: while there is one, steps
-are made. The methods without underscore may be called from any thread; ``service.py`` lets clients call them.
+are made. What others may ask of it, from any thread, is in ``asked.py``; ``service.py`` lets clients do so.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from . import files
+from .asked import Asked
 from .events import OPEN_STATES
-from .jobs import Jobs
 from .launch import ENDED, EXIT_FAILED, STARTED, idle_seconds
-from .protocol import VERSION, Server, WorkerClosing
+from .protocol import VERSION, Server
 from .run import RunDirectory
 from .service import Service
-from .session import Session
 from .signals import caught_signals
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-MAX_EVENTS = 2000
-"""Events in one answer to ``status``; whoever wants more asks again."""
-
 
 class _Abandoned(BaseException):
     """A signal arrived while the run was being loaded, when there is nothing to save."""
 
 
-class Worker:
+class Worker(Asked):
     """Serves one run.
 
     ``idle_park``, ``idle_exit``: seconds without work after which it gives back its VRAM, and saves and exits (None: as
@@ -48,20 +40,9 @@ class Worker:
     def __init__(self, run: RunDirectory, *, idle_park: float = 10.0, idle_exit: float | None = None,
                  save_every: int | None = None, foreground: bool = False, until: int | None = None,
                  watch: Callable[[dict[str, Any]], None] | None = None) -> None:
-        self.run = run
+        super().__init__(run, until=until, save_every=save_every, watch=watch)
         self.idle_park, self.foreground = idle_park, foreground
         self.idle_exit = idle_seconds() if idle_exit is None else idle_exit
-        self.quitting = ""
-        """Why it is about to exit; empty while it is not."""
-        self.failure: Exception | None = None
-        """Why the run could not be loaded; requests are answered with it."""
-        self._session = Session(run, save_every=save_every, watch=watch)
-        self._jobs = Jobs()
-        self._lock = threading.RLock()  # of goal and state: held for moments, never during a step
-        self._goal, self._new_goal = until, False
-        self._pauses: set[int] = set()
-        """Steps on the way at which it pauses, for pictures. Those of several clients stand side by side."""
-        self._closing = 0  # saves under way to exit after: no goal is taken meanwhile
         self._idle_since = time.monotonic()
         self._exit_code = 0
         self._was_finished = False
@@ -89,111 +70,6 @@ class Worker:
                     self.run.address_file.unlink(missing_ok=True)
             log.info(ENDED)
         return self._exit_code
-
-    # -- for any thread
-
-    def status(self, since: int = 0, wait: float = 0.0) -> dict[str, Any]:
-        """The run's status and its events after ``since``; waits up to ``wait`` seconds for one."""
-        deadline = time.monotonic() + wait
-        with self.run.log.changed:
-            while self.run.log.history().last <= since and not self._jobs.closed:
-                if (left := deadline - time.monotonic()) <= 0:
-                    break
-                # Others append too (pictures, settings), and only a look at the file tells.
-                self.run.log.changed.wait(min(left, 0.5))
-        return {**self.run.status(), "worker": self._session.activity, "exporting": self._session.exporting,
-                "events": self.run.events(since, MAX_EVENTS)}
-
-    def train(self, until: int, pause_at: int | None = None) -> None:
-        """Set the target and return. Nothing happens where the run is there already.
-
-        ``pause_at``: the run pauses at that step on the way (or stays paused, if there already), in memory and
-        unsaved, for a picture to be sampled.
-        """
-        for name, value in (("until", until), ("pause_at", pause_at)):
-            if not (type(value) is int and value >= 1) and (name, value) != ("pause_at", None):
-                raise ValueError(f"{name} is {value!r}: give a step, a whole number above 0")
-        with self._lock:
-            self._refuse_if_useless()
-            if self._closing:
-                raise WorkerClosing("the worker is saving, to exit")
-            trainer, state = self._session.trainer, self._session.state
-            if trainer is not None:
-                if until < trainer.step or (until == trainer.step and state == "finished"):
-                    return
-                if pause_at is not None and pause_at <= trainer.step and state != "training":
-                    return
-                if state != "training":
-                    self._session.transition("training", target=until)
-                elif self._goal != until:
-                    self._session.event("target", target=until)
-            if pause_at is not None:
-                self._pauses.add(pause_at)
-            self._goal, self._new_goal = until, True
-        self._jobs.wake()
-
-    def pause(self, wait: bool = True) -> None:
-        """Stop within one step and give back the VRAM; nothing is written. ``wait``: until that is so."""
-        self._give_up_goal()
-        if wait:
-            self._jobs.call(self._pause)
-        else:
-            threading.Thread(target=self._pause_later, daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop within one step, save and exit; returns when it is saved. If that fails the worker lives on."""
-        with self._lock:
-            self._closing += 1
-            self._give_up_goal()
-        try:
-            self._jobs.call(self._stop)
-        except BaseException:
-            with self._lock:
-                self._closing -= 1
-            raise
-
-    @property
-    def closing(self) -> bool:
-        """Whether it is about to exit, or saving in order to."""
-        return bool(self.quitting or self._closing)
-
-    def quit(self, why: str) -> None:
-        """Stop within one step, save and exit, whatever happens; returns at once."""
-        self.quitting = self.quitting or why
-        self._jobs.wake()
-
-    def do(self, work: Callable[[Session], T]) -> T:
-        """Have ``work`` done with the engine between two steps, and return what it returns."""
-
-        def checked() -> T:
-            self._refuse_if_useless()
-            return work(self._session)
-
-        return self._jobs.call(checked)
-
-    def roll_back(self, step: int | None, fresh: bool) -> int:
-        """Stop within one step and go back to the save point or checkpoint of ``step``; returns its step."""
-        self.run.find_source(step, fresh=fresh)  # what cannot be stops no training
-        self._give_up_goal()
-
-        def back(session: Session) -> int:
-            self._halt()
-            return session.roll_back(step, fresh=fresh)
-
-        return self.do(back)
-
-    def _give_up_goal(self) -> None:
-        with self._lock:
-            self._goal = None
-            self._pauses.clear()
-
-    def _refuse_if_useless(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-        if self.quitting:
-            raise WorkerClosing("the worker is saving, to exit")
-
-    # -- the main thread
 
     def _begin(self) -> None:
         states = [e["state"] for e in self.run.events() if e["type"] == "state" and e["state"] != "preparing"]
@@ -317,12 +193,6 @@ class Worker:
                 self._goal = None
                 self._session.transition("paused", on_the_way=step)
 
-    def _halt(self) -> None:
-        with self._lock:
-            self._give_up_goal()
-            if self._session.state == "training":
-                self._session.transition("paused")
-
     def _training_failed(self, error: Exception) -> None:
         """A user's error leaves whole weights and a worker that answers; anything else ends it, and says why."""
         trainer = self._session.trainer
@@ -331,22 +201,6 @@ class Worker:
             self._session.fail(error)
             if not isinstance(error, ValueError) or trainer is None or trainer.torn:
                 self._exit_code, self.quitting = EXIT_FAILED, "training failed"
-
-    def _pause(self) -> None:
-        with self._lock:
-            if self._goal is not None:  # asked to go on before this was looked at
-                return
-            self._halt()
-        self._session.park()
-
-    def _pause_later(self) -> None:
-        with contextlib.suppress(WorkerClosing):
-            self._jobs.call(self._pause)
-
-    def _stop(self) -> None:
-        self._halt()
-        self._session.save()
-        self.quitting = "stopped by request"
 
     def _leave(self) -> None:
         log.info("exiting: %s", self.quitting)

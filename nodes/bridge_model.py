@@ -6,7 +6,7 @@ With ``bridge.py`` the only user of ComfyUI's internals.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,6 +52,21 @@ def proxy_model(flux: dict[str, Any], predict: Predict, done: Callable[[], None]
     if done is not None:
         made.add_callback(comfy.patcher_extension.CallbacksMP.ON_CLEANUP, lambda _: done())
     return made
+
+
+def load_model(weights: dict[str, Tensor]) -> Any:
+    """ComfyUI's own MODEL of a Flux's weights, which it takes over. ``ValueError`` where it knows no such Flux."""
+    import comfy.sd
+
+    try:
+        model = comfy.sd.load_diffusion_model_state_dict(weights)
+        why = "it knows no such Flux"
+    except RuntimeError as error:  # sizes that it has not thought of: 0.3.64 knows one width only
+        model, why = None, " ".join(str(error).split())[:200]
+    if model is None:
+        raise ValueError(f"this ComfyUI cannot load the run's weights as a model ({why}): open the run at its latest"
+                         " step instead")
+    return model
 
 
 @functools.cache
@@ -133,6 +148,18 @@ def _proxy_classes() -> tuple[Any, Any, Any]:
             _refuse("an attention patch")
 
     return ProxyFlux, ProxyPatcher, Proxy
+
+
+def load_file(path: str, loras: Sequence[tuple[str, float]] = ()) -> Any:
+    """ComfyUI's MODEL of a Flux file, with LoRAs (path, strength) on it: its own loader places it as memory allows."""
+    import comfy.sd
+    import comfy.utils
+
+    model = comfy.sd.load_diffusion_model(path)
+    for lora, strength in loras:
+        tensors = comfy.utils.load_torch_file(lora, safe_load=True)
+        model, _ = comfy.sd.load_lora_for_models(model, None, tensors, strength, 0)
+    return model
 
 
 def samplers() -> tuple[list[str], list[str]]:

@@ -71,6 +71,7 @@ class FluxFFTExport(io.ComfyNode):
             raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}")
         handles.whole("lora_rank", lora_rank, 0, 4096)
         handles.whole("from_step", from_step, 0)
+        from_step = from_step or (run.step if run.saved else 0)
         directory, step = registry.open_directory(run), from_step or run.step
         options = {"dtype": dtype, "lora_rank": lora_rank, "ema": bool(average), "all_in_one": bool(all_in_one),
                    "include": TEXTS if include_texts else ()}

@@ -39,6 +39,8 @@ class RunHandle:
     name: str
     uid: str
     step: int
+    saved: bool = False
+    """Whether it is what the run has kept at that step, a save point or checkpoint, and not the run as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

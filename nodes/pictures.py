@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..trainer.files import read_json, replace, write_json
 from ..trainer.flux.variants import require_flux
+from ..trainer.saved import kept_at, weights
 from . import bridge_model, registry, words
 from .encoders import Encoders
 from .handles import PreviewSettings, RunHandle
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
     from ..trainer.run import RunDirectory
 
 
-def predictor(handle: RunHandle) -> bridge_model.Predict:
-    """The velocity of a run's weights at the handle's step, as the proxy MODEL asks for it. Cancel is heard."""
+def predictor(handle: RunHandle, average: bool = False) -> bridge_model.Predict:
+    """The velocity of a run's weights at the handle's step, as the proxy MODEL asks for it. Cancel is heard.
+
+    ``average``: of the running average of the weights.
+    """
     from ..trainer.protocol import RunMovedOn
 
     def ask(*values: Any) -> Tensor:
-        return registry.client(handle.name).predict(*values, step=handle.step)
+        return registry.client(handle.name).predict(*values, step=handle.step, ema=average)
 
     def predict(*values: Any) -> Tensor:
         with words.speaking({}):  # it is called by other nodes than ours
@@ -51,15 +55,18 @@ def predictor(handle: RunHandle) -> bridge_model.Predict:
     return predict
 
 
-def proxy(handle: RunHandle, run: RunDirectory, *, parks: bool = True) -> Any:
+def proxy(handle: RunHandle, run: RunDirectory, *, parks: bool = True, average: bool = False) -> Any:
     """A ComfyUI MODEL of the run's weights at the handle's step. The worker is opened when it is first sampled.
 
-    ``parks``: at the end of each sampling it gives back its VRAM, for the VAE to decode.
+    ``parks``: at the end of each sampling it gives back its VRAM, for the VAE to decode. What the run has kept is
+    ComfyUI's to load, as a MODEL like any other.
     """
+    if handle.saved:
+        return bridge_model.load_model(weights(kept_at(run, handle.step)))
     info = require_flux(run.config.model.flux)
     assert info.flux is not None
     done = functools.partial(registry.park, run) if parks else None
-    return bridge_model.proxy_model(dict(info.flux), predictor(handle), done)
+    return bridge_model.proxy_model(dict(info.flux), predictor(handle, average), done)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +84,15 @@ class Kept:
 
 
 class Sampler:
-    """Samples a run's previews. ``with`` it: on leaving, encoders that were loaded are dropped."""
+    """Samples a run's previews; ``saved``: of what it has kept at a step, not of the run as it is.
 
-    def __init__(self, run: RunDirectory, settings: PreviewSettings | None) -> None:
+    ``with`` it: on leaving, encoders that were loaded are dropped.
+    """
+
+    def __init__(self, run: RunDirectory, settings: PreviewSettings | None, *, saved: bool = False) -> None:
         self.run, self.settings = run, settings
         self._encoders: Encoders | None = None
+        self._saved = saved
         self._texts: list[tuple[Tensor, Tensor]] = []
 
     def __enter__(self) -> Sampler:
@@ -110,40 +121,52 @@ class Sampler:
 
     def newest(self, start: int, target: int) -> Kept | None:
         """The pictures kept at the last step of (start, target] that has them all."""
-        folder = self.run.path / "samples"
-        names = [p.name for p in folder.glob("step-*_00_*.png")] if self.settings is not None else []
-        steps = {int(found[1]) for found in (re.match(r"step-(\d+)_", name) for name in names) if found}
-        for step in sorted(steps, reverse=True):
+        for step in sorted(self._named(), reverse=True):
             if start < step <= target and self.due(step) and (found := self.recorded(step)) is not None:
                 assert self.settings is not None
                 return Kept(step, self.settings.prompts, found)
         return None
 
-    def paths(self, step: int) -> list[Path]:
-        """Where the pictures of a step lie, one per prompt."""
+    def steps(self) -> set[int]:
+        """The steps whose pictures were kept."""
+        return {step for step in self._named() if self.recorded(step) is not None}
+
+    def _named(self) -> set[int]:
+        """The steps of which there are pictures of a first prompt, whatever their settings."""
+        folder = self.run.path / "samples"
+        names = [p.name for p in folder.glob("step-*_00_*.png")] if self.settings is not None else []
+        return {int(found[1]) for found in (re.match(r"step-(\d+)_", name) for name in names) if found}
+
+    def paths(self, step: int, average: bool = False) -> list[Path]:
+        """Where the pictures of a step, or of the average of the weights there, lie, one per prompt."""
         assert self.settings is not None
-        return [self.run.path / "samples" / f"step-{step:06d}_{i:02d}_{self._key(step, i)[:8]}.png"
+        return [self.run.path / "samples" / f"step-{step:06d}_{i:02d}_{self._key(step, i, average)[:8]}.png"
                 for i in range(len(self.settings.prompts))]
 
-    def recorded(self, step: int) -> list[Path] | None:
+    def recorded(self, step: int, average: bool = False) -> list[Path] | None:
         """The pictures of a step with these settings, if all were kept."""
-        paths = self.paths(step)
+        paths = self.paths(step, average)
         for i, path in enumerate(paths):
             try:
-                if read_json(path.with_suffix(".json")).get("key") != self._key(step, i) or not path.exists():
+                if read_json(path.with_suffix(".json")).get("key") != self._key(step, i, average) or not path.exists():
                     return None
             except ValueError:
                 return None
         return paths
 
-    def take(self, step: int) -> list[Path]:
-        """Sample every prompt at ``step`` and keep the pictures."""
+    def take(self, step: int, model: Any = None, average: bool = False, tell: bool = True) -> list[Path]:
+        """Sample every prompt at ``step`` and keep the pictures.
+
+        ``model``: a MODEL of that step's weights, if it is at hand. ``tell``: as the run's newest pictures.
+        """
         assert self.settings is not None
         self.encode_prompts()
         assert self._encoders is not None
-        model = proxy(RunHandle(name=self.run.name, uid=self.run.uid, step=step), self.run, parks=False)
+        if model is None:
+            handle = RunHandle(name=self.run.name, uid=self.run.uid, step=step, saved=self._saved)
+            model = proxy(handle, self.run, parks=False, average=average)
         s = self.settings
-        paths = self.paths(step)
+        paths = self.paths(step, average)
         try:
             latents = [bridge_model.sample(model, positive=text, negative=self._texts[-1], width=s.width,
                                            height=s.height, seed=s.preview_seed, steps=s.sampling_steps, cfg=s.cfg,
@@ -152,26 +175,27 @@ class Sampler:
         finally:
             registry.park(self.run)  # the VAE needs VRAM now
         for i, (path, latent) in enumerate(zip(paths, latents, strict=True)):
-            self._keep(path, self._encoders.decode(latent)[0], step, i)
+            self._keep(path, self._encoders.decode(latent)[0], step, i, average, tell)
         return paths
 
-    def _about(self, step: int, index: int) -> dict[str, Any]:
+    def _about(self, step: int, index: int, average: bool) -> dict[str, Any]:
         assert self.settings is not None
         about = dataclasses.asdict(self.settings)
         about.pop("every_n_steps")
         about["prompt"] = about.pop("prompts")[index]
+        about |= {"average": True} if average else {}
         run = self.run
         return {"run": run.name, "uid": run.uid, "rollbacks": run.rollbacks, "step": step, "index": index} | about
 
-    def _key(self, step: int, index: int) -> str:
-        about = self._about(step, index)
+    def _key(self, step: int, index: int, average: bool) -> str:
+        about = self._about(step, index, average)
         about.pop("run")
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
-    def _keep(self, path: Path, picture: Tensor, step: int, index: int) -> None:
+    def _keep(self, path: Path, picture: Tensor, step: int, index: int, average: bool, tell: bool) -> None:
         from PIL import Image, PngImagePlugin
 
-        about = self._about(step, index) | {"key": self._key(step, index)}
+        about = self._about(step, index, average) | {"key": self._key(step, index, average)}
         info = PngImagePlugin.PngInfo()
         info.add_text("flux_fft", json.dumps(about))
         part = path.with_name(f".part-{path.name}")
@@ -179,7 +203,8 @@ class Sampler:
         Image.fromarray((picture * 255).round().byte().numpy()).save(part, format="PNG", pnginfo=info)
         replace(part, path)
         write_json(path.with_suffix(".json"), about)
-        self.run.append("sample", step=step, file=f"samples/{path.name}", prompt=about["prompt"], index=index)
+        if tell:
+            self.run.append("sample", step=step, file=f"samples/{path.name}", prompt=about["prompt"], index=index)
 
 
 def as_images(paths: Sequence[Path]) -> Tensor:

@@ -84,11 +84,12 @@ class FluxFFTPreview(io.ComfyNode):
     @classmethod
     def execute(cls, run, previews) -> io.NodeOutput:
         directory = registry.open_directory(run)
-        with pictures.Sampler(directory, previews) as sampler:
+        with pictures.Sampler(directory, previews, saved=run.saved) as sampler:
             paths = sampler.recorded(run.step)
             said = "shown again"
             if paths is None:
-                registry.require_step(directory, run.step, "no pictures with these settings were kept at that step")
+                if not run.saved:
+                    registry.require_step(directory, run.step, "no pictures with these settings were kept at that step")
                 sampler.encode_prompts()
                 paths = sampler.take(run.step)
                 said = "sampled"

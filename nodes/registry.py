@@ -5,6 +5,7 @@ State lives here because a node's class is a locked clone while it executes, and
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -19,7 +20,7 @@ from ..trainer.data.cache import Cache
 from ..trainer.data.manifest import cache_root, check_manifest, entries
 from ..trainer.flux.variants import require_flux
 from ..trainer.memory import plan as planning
-from ..trainer.run import RunDirectory, identity
+from ..trainer.run import RunDirectory, find_runs, identity
 from . import bridge
 from .handles import ModelHandle, RunHandle
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _lock = threading.Lock()
+IDLE = ("paused", "finished", "failed")
+"""States in which a worker that lives does nothing."""
 _clients: dict[str, WorkerClient] = {}
 """By the run's uid: a run that was deleted and made anew is another one."""
 _models: dict[str, ModelHandle] = {}
@@ -149,16 +152,33 @@ def client(name: str, say: Callable[[str], None] = log.info) -> WorkerClient:
     opened.open()
     with _lock:
         _clients[run.uid] = opened
+    _hang_up_at_the_end()
     return opened
 
 
+@functools.cache
+def _hang_up_at_the_end() -> None:
+    """Have the workers save as soon as ComfyUI begins to end, on Ctrl-C: its process may live on for some seconds."""
+
+    def hang_up() -> None:
+        threading.main_thread().join()
+        for one in tuple(_clients.values()):
+            one.hang_up()
+
+    threading.Thread(target=hang_up, name="flux-fft-end", daemon=True).start()
+
+
 def _make_room(run: RunDirectory) -> None:
-    """Have idle workers of other runs save and exit if the run's own would not fit into RAM beside them."""
+    """Have idle workers of other runs save and exit if the run's own would not fit into RAM beside them.
+
+    Whoever started them: a run that failed, or that another server or a terminal left idle, holds as much memory.
+    """
     import psutil
 
-    with _lock:
-        others = [c for uid, c in _clients.items() if uid != run.uid]
-    others = [c for c in others if c.alive()]
+    from ..trainer.client import open_run
+
+    home = bridge.home()
+    others = [r for r in find_runs(home) if r.uid != run.uid and r.worker_alive()] if home.is_dir() else []
     if not others:
         return
     shapes = [tuple(sample["shape"]) for sample in run.dataset["samples"]]
@@ -166,9 +186,14 @@ def _make_room(run: RunDirectory) -> None:
     for other in others:
         if psutil.virtual_memory().available / planning.GIB >= needed:
             return
-        if other.status()["state"] in ("paused", "finished"):
-            log.info("run %s saves and leaves the memory, which run %s needs", other.run.name, run.name)
-            other.stop()
+        if other.status()["state"] not in IDLE:
+            continue
+        log.info("run %s saves and leaves the memory, which run %s needs", other.name, run.name)
+        try:
+            with open_run(other.path, launch=False, check=check_wanted) as its_worker:
+                its_worker.stop()
+        except (ValueError, OSError, RuntimeError) as error:  # it cannot save, say: its memory is not to be had
+            log.warning("run %s keeps its memory: %s", other.name, error)
 
 
 def park(run: RunDirectory) -> None:

@@ -90,6 +90,7 @@ class FluxFFTTrainSteps(io.ComfyNode):
     @classmethod
     def execute(cls, run, steps, previews=None, after=None) -> io.NodeOutput:
         handles.whole("steps", steps, 1)
-        workflow = (cls.hidden.extra_pnginfo or {}).get("workflow") or {}
-        done = training.train(run, steps, previews, node_id=cls.hidden.unique_id, workflow_id=workflow.get("id", ""))
+        workflow = (cls.hidden.extra_pnginfo or {}).get("workflow")
+        done = training.train(run, steps, previews, node_id=cls.hidden.unique_id, graph=cls.hidden.prompt,
+                              workflow=workflow)
         return io.NodeOutput(done.handle, ui={"text": tuple(done.lines), "images": done.images})

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..trainer.files import write_json
 from . import bridge, pictures, registry
 from .handles import PreviewSettings, RunHandle
 
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     from ..trainer.run import RunDirectory
 
 log = logging.getLogger(__name__)
+GRAPH = "graph.json"
+"""In the run's folder: ``prompt``, ``workflow`` (null where there was none) and ``node_id`` of what trained it last."""
 POLL = 0.25
 """Seconds that the wait for news takes at most: Cancel is heard this fast."""
 PACE = 0.05
 """Seconds between two looks: a tiny model makes many steps in it."""
+PATIENCE = 60.0
+"""Seconds that a run may rest where another client wanted to sample it, before it is told to go on."""
 PARKING = 120.0
 """Seconds to wait on Cancel for the step to end and VRAM to come back, before the prompt ends anyway."""
 
@@ -33,20 +38,28 @@ class Outcome:
 
 
 def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, node_id: str | None,
-          workflow_id: str = "") -> Outcome:
-    """Train the handle's run until ``handle.step + steps``; see ``Outcome.lines`` for what happened."""
-    run = registry.open_directory(handle)
+          graph: dict[str, Any] | None = None, workflow: dict[str, Any] | None = None) -> Outcome:
+    """Train the handle's run until ``handle.step + steps``; see ``Outcome.lines`` for what happened.
+
+    ``graph``, ``workflow``: what this is done for, in the executor's form and in the canvas's.
+    """
+    run, workflow_id = registry.open_directory(handle), (workflow or {}).get("id", "")
+    if handle.saved:
+        raise ValueError(f"run {run.name!r} comes from Open a Run at step {handle.step}, which is to look at: roll it"
+                         " back to that step, then train it at its latest one")
     target = handle.step + steps
     reached = RunHandle(name=handle.name, uid=handle.uid, step=target)
     status = run.status()
     at, panel = status["resume_step"], _panel()
-    # A run that failed at its target may not have been saved there: its worker tries that again.
-    if at > target or (at == target and status["state"] != "failed"):
+    sampler = pictures.Sampler(run, previews)
+    # A run that failed at its target may not have been saved there: its worker tries that again. Pictures that are
+    # due where it is, and were cut short, are taken.
+    if at > target or (at == target and status["state"] != "failed" and not _owed(sampler, at)):
         if panel is not None:
             panel.note(run.path, node_id, workflow_id)
         line = (f"Nothing to train: run {run.name!r} is at step {at} and this node's target is {target} "
                 f"(step {handle.step} + {steps}). Raise steps to train further.")
-        return _outcome(reached, [line], pictures.Sampler(run, previews).newest(handle.step, target))
+        return _outcome(reached, [line], sampler.newest(handle.step, target))
     if at < handle.step:
         raise ValueError(f"run {run.name!r} is at step {at}, before the step {handle.step} that this node goes on "
                          "from: its later steps were lost or rolled back; queue the graph again")
@@ -59,7 +72,8 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
             panel.say(run.path, text)
 
     started = time.monotonic()
-    with watching, _renewed_on_error(run), pictures.Sampler(run, previews) as sampler:
+    _keep_graph(run, graph, workflow, node_id)
+    with watching, _renewed_on_error(run), sampler:
         registry.cancellable(registry.require_data, run)
         say("encoding the prompts of the previews")
         sampler.encode_prompts()
@@ -68,10 +82,14 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
         client = registry.cancellable(registry.client, run.name, say)
         at = _now(client)["step"]
         say("")
-        _train(client, at, target, sampler, node_id, say)
+        stops = [*([at] if handle.step < at and _owed(sampler, at) else []), *sampler.stops(at, target), target]
+        _train(client, at, target, list(dict.fromkeys(stops)), sampler, node_id, say)
         newest = sampler.newest(handle.step, target)
     losses = [loss for step, loss in run.losses() if step > at]
-    lines = [f"Trained run {run.name!r} from step {at} to {target} in {_duration(time.monotonic() - started)}"]
+    lines = [f"Trained run {run.name!r} from step {at} to {target} in {_duration(time.monotonic() - started)}"
+             if at < target else f"Run {run.name!r} was at its target of {target}: what was left to do there is done"]
+    if (now := run.status())["step"] > target:
+        lines.append(f"Another program trains it on, to {now['target']}.")
     if losses:
         lines[0] += f"; loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
     lines.append(f"The run is at its target of {target}: queueing again trains nothing, raise steps to train further.")
@@ -85,14 +103,28 @@ def _outcome(reached: RunHandle, lines: list[str], newest: pictures.Kept | None)
     return Outcome(reached, [*lines, newest.line()], [bridge.ui_image(p) for p in newest.paths])
 
 
-def _train(client: WorkerClient, start: int, target: int, sampler: pictures.Sampler, node_id: str | None,
-           say: Callable[[str], None]) -> None:
+def _owed(sampler: pictures.Sampler, step: int) -> bool:
+    """Whether pictures of this step are due and were not all taken."""
+    return step > 0 and sampler.due(step) and sampler.recorded(step) is None
+
+
+def _keep_graph(run: RunDirectory, graph: dict[str, Any] | None, workflow: dict[str, Any] | None,
+                node_id: str | None) -> None:
+    """Keep what trains the run beside it, so that it can be queued again whatever the canvas shows then."""
+    if graph is None:
+        return
+    try:
+        write_json(run.path / GRAPH, {"prompt": graph, "workflow": workflow, "node_id": node_id})
+    except (OSError, ValueError, TypeError) as error:  # a full disk; a link that no client could have sent
+        log.warning("the graph of run %s is not kept: %s", run.name, error)
+
+
+def _train(client: WorkerClient, start: int, target: int, stops: list[int], sampler: pictures.Sampler,
+           node_id: str | None, say: Callable[[str], None]) -> None:
     bar = bridge.Progress(target - start, node_id)
     with _parked_on_error(client):
-        for stop in [*sampler.stops(start, target), target]:
-            # It may have to wait for a worker that is saving, to exit.
-            registry.cancellable(client.train, target, pause_at=stop if stop < target else None)
-            _wait(client, start, stop, bar)
+        for stop in stops:
+            _wait(client, start, stop, target, bar)
             if sampler.due(stop):
                 say(f"sampling the previews of step {stop}")
                 taken = sampler.take(stop)
@@ -101,9 +133,15 @@ def _train(client: WorkerClient, start: int, target: int, sampler: pictures.Samp
                 say("")
 
 
-def _wait(client: WorkerClient, start: int, stop: int, bar: bridge.Progress) -> None:
-    """Until the run is at ``stop``. Raises what ended it before."""
-    since = _now(client)["last_event"]
+def _wait(client: WorkerClient, start: int, stop: int, target: int, bar: bridge.Progress) -> None:
+    """Have the run train until it is at ``stop``. Raises what ended it before."""
+
+    def go_on() -> float:
+        # It may have to wait for a worker that is saving, to exit.
+        registry.cancellable(client.train, target, pause_at=stop if stop < target else None)
+        return time.monotonic() + PATIENCE
+
+    patience, since = go_on(), _now(client)["last_event"]
     while True:
         status = registry.cancellable(client.status, since=since, wait=POLL)
         since = status["last_event"]
@@ -116,10 +154,18 @@ def _wait(client: WorkerClient, start: int, stop: int, bar: bridge.Progress) -> 
         if state == "interrupted":
             raise RuntimeError(f"the worker of run {status['run']!r} is gone at step {step}: queue again "
                                f"to go on from step {status['resume_step']} (worker.log in its folder says more)")
+        if step >= stop == target and (status["target"] or 0) > target:  # another program trains it on
+            return
         if state not in ("paused", "finished", "stopped"):
             continue
         if step >= stop:
             return
+        if state == "paused" and status["on_the_way"] is not None:  # for another client's pictures
+            if time.monotonic() > patience:
+                patience = go_on()
+            elif status["worker"] != "idle":
+                patience = time.monotonic() + PATIENCE
+            continue
         if state == "finished":  # client.train has made it train, so somebody has since said until when
             raise ValueError(f"run {status['run']!r} finished at step {step}, before step {stop}: another program set "
                              f"its target to {status['target']} meanwhile; queue again to go on")

@@ -204,16 +204,25 @@ def _begin_anew(stages: Sequence[Stage], read: Read, shapes: Mapping[str, tuple[
 def _load_state(stages: Sequence[Stage], source: Source) -> tuple[int, int]:
     paths = {stage.name: source.path / f"{stage.name}.safetensors" for stage in stages}
     try:
-        told = source.path / "trainer.json"
-        counters, hashed = files.read_json(told), files.sha256(told)
-        if source.sha256.get(told.name, hashed) != hashed:
-            raise Damaged(f"{told} is not as it was written")
+        counters = _counters(source)
         for stage in stages:
             _check(stage, paths[stage.name], source)
         _all_at_once(lambda stage: _read_stage(stage, paths[stage.name], source), stages)
-        return int(counters["step"]), int(counters.get("since", 0))
+        return counters["step"], counters.get("since", 0)
     except (NotSafetensors, Truncated, OSError) as error:
         raise Damaged(" ".join(str(error).split())) from None
+
+
+def _counters(source: Source) -> dict[str, int]:
+    path = source.path / "trainer.json"
+    hashed = files.sha256(path)
+    if source.sha256.get(path.name, hashed) != hashed:
+        raise Damaged(f"{path} is not as it was written: its disk is failing")
+    try:
+        counters = files.read_json(path)
+        return {name: int(counters[name]) for name in ("step", "since") if name in counters or name == "step"}
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{path} is damaged: {error}") from None
 
 
 def _read_stage(stage: Stage, path: Path, source: Source) -> None:

@@ -253,17 +253,21 @@ def file_bytes(
 
     Nothing is copied that lies in host memory in its dtype. Errors: see ``write_safetensors``.
     """
-    entries = sorted(entries, key=lambda e: -BITS[e.dtype])
     yield _header_bytes(entries, metadata or {})
-    for e in entries:
+    for e in _in_order(entries):
         for piece in pieces(e, chunk_bytes):
             yield piece.numpy().data
+
+
+def _in_order(entries: Sequence[Entry]) -> list[Entry]:
+    """Wider dtypes first, so that each tensor is aligned."""
+    return sorted(entries, key=lambda e: -BITS[e.dtype])
 
 
 def _header_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
     table: dict[str, object] = {"__metadata__": {str(k): str(v) for k, v in metadata.items()}} if metadata else {}
     offset = 0
-    for e in entries:
+    for e in _in_order(entries):
         assert e.name not in table, f"{e.name} twice"
         stop = offset + e.nbytes
         table[e.name] = {"dtype": e.dtype, "shape": list(e.shape), "data_offsets": [offset, stop]}

@@ -61,7 +61,6 @@ class Follower:
         self._step = 0
         self._counted = 0
         self._unsaved = 0.0
-        self._at_risk = 0.0
         self._disk: float | None = None
         self._disk_due = 0.0
 
@@ -72,23 +71,16 @@ class Follower:
         The status comes with ``next_save``.
         """
         status = self.run.status()  # first: losses that came since are no harm, missing ones are
-        losses: list[tuple[int, float, float]] = []
-        validation: list[list[float]] = []
-        for event in self.run.events():
-            kind, step = event["type"], event.get("step", 0)
-            if kind == "step" and event["loss"] is not None:
-                losses.append((step, event["loss"], event["lr"]))
-            elif kind == "validated" and event["loss"] is not None:
-                validation.append([step, event["loss"]])
-            elif kind in BACK:
-                losses = [point for point in losses if point[0] <= step]
-                validation = [point for point in validation if point[0] <= step]
+        with self.run.log.changed:
+            history = self.run.log.history()
+            losses = [(e["step"], e["loss"], e["lr"]) for e in history.steps if e["loss"] is not None]
+            validation = [[e["step"], e["loss"]] for e in history.validations if e["loss"] is not None]
         return {"status": {**status, **self.next_save(status["step"])}, "n": status["last_event"],
                 "losses": bins(losses), "validation": validation[-MOST_BINS:], "samples": samples(self.run.path)}
 
     def next_save(self, step: int) -> dict[str, float | None]:
         """When the worker saves by itself before its target: ``save_in`` (seconds of training), ``save_at`` (step),
-        None where never by this; ``unsaved_seconds``, the training that a power cut would cost now.
+        None where never by this.
 
         It is what the worker does (``trainer/session.py``): it counts the time of the steps since it saved, or tried
         to, or was opened.
@@ -98,16 +90,13 @@ class Follower:
                 self._counted = event["n"]
                 if event["type"] == "step":
                     self._unsaved += event["seconds"] or 0.0
-                    self._at_risk += event["seconds"] or 0.0
                 elif event["type"] in ("saved", "save_failed") or event.get("state") == "preparing":
                     self._unsaved = 0.0
-                if event["type"] == "saved" or event["type"] in BACK:
-                    self._at_risk = 0.0
-            unsaved, at_risk = self._unsaved, self._at_risk
+            unsaved = self._unsaved
         recipe = self.run.config.recipe
         minutes, every = recipe.save_every_minutes, recipe.save_every_steps
         return {"save_in": max(0.0, 60 * minutes - unsaved) if minutes > 0 else None,
-                "save_at": step - step % every + every if every else None, "unsaved_seconds": at_risk}
+                "save_at": step - step % every + every if every else None}
 
     def pulse(self) -> tuple[Any, ...]:
         """Differs from the last one where ``news`` has something to tell; costs next to nothing."""

@@ -29,6 +29,10 @@ def _graph(run: RunDirectory, **settings: object) -> None:
     (run.path / "graph.json").write_text(json.dumps({"prompt": prompt, "workflow": None, "node_id": "7"}))
 
 
+def _five_bytes(folder: Path) -> None:
+    (folder / "a").write_bytes(b"12345")
+
+
 def test_a_new_run_has_settings_and_little_else(run: RunDirectory) -> None:
     found = details.details(run)
     assert found["settings"]["dataset"]["resolution"] == 520 and found["pictures"] == 1
@@ -39,7 +43,7 @@ def test_a_new_run_has_settings_and_little_else(run: RunDirectory) -> None:
 
 def test_save_points_checkpoints_and_exports_are_listed_newest_first(run: RunDirectory) -> None:
     for step in (10, 20):
-        run.write_save_point(step, lambda folder: (folder / "a").write_bytes(b"12345"), keep=5)
+        run.write_save_point(step, _five_bytes, keep=5)
         (run.path / "checkpoints" / f"r-step-{step:06d}.safetensors").write_bytes(b"123")
     run.append("exported", step=20, file="out.safetensors", dtype="bf16")
     found = details.details(run)
@@ -112,18 +116,6 @@ def test_a_snapshot_has_rates_and_validation_of_the_present_only(run: RunDirecto
     run.append("validated", step=2, loss=0.75)
     snapshot = reader.snapshot()
     assert [b[0] for b in snapshot["losses"]] == [1, 2] and snapshot["validation"] == [[2, 0.75]]
-
-
-def test_what_a_power_cut_would_cost(run: RunDirectory) -> None:
-    follow = _load("follow")
-    reader = follow.Follower(run.path)
-    _train(run, 1, 8)  # half a second each
-    run.append("save_failed", step=8, error="full")
-    _train(run, 9, 10)
-    assert reader.next_save(10)["unsaved_seconds"] == 5, "what could not be saved is at risk still"
-    run.append("saved", step=10, seconds=1.0)
-    _train(run, 11, 12)
-    assert reader.next_save(12)["unsaved_seconds"] == 1
 
 
 def test_a_disk_that_is_low_is_told_and_a_roomy_one_is_not(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

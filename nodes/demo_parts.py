@@ -44,7 +44,13 @@ class DemoClip:
         # ComfyUI's own tokenizers read "\(" as a bracket.
         return {"words": text.replace("\\(", "(").replace("\\)", ")")}
 
+    @property
+    def token_length(self) -> int:
+        """Words of a text that are read."""
+        return self._encoder.token_length
+
     def count_tokens(self, text: str) -> int:
+        """Words of a text."""
         return len(self._encoder.words(text))
 
     def encode_from_tokens(self, tokens: dict[str, Any], return_pooled: bool = False, return_dict: bool = False) -> Any:

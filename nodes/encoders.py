@@ -5,11 +5,13 @@ The encoders are loaded when something must be encoded and let go after; encoded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..trainer.config import ModelConfig
 from ..trainer.data.cache import Cache, caption_key
+from ..trainer.data.captions import cut_off
 from ..trainer.flux.variants import fingerprint, require_flux, text_length
 from ..trainer.header import TensorInfo, read_header
 from . import bridge, bridge_text, demo_parts
@@ -70,7 +72,6 @@ class Encoders:
         self.token_length = text_length(self.info)
         self._clip: Any = None
         self._vae: Any = None
-        self._count: Callable[[str], int] | None = None
 
     def __enter__(self) -> Encoders:
         return self
@@ -160,18 +161,22 @@ class Encoders:
     def caption_bytes(self) -> int:
         """Size of an encoded caption."""
         assert self.info.flux is not None
-        width = 4 if self.model.config.t5 and demo_parts.kind_of(self.model.config.t5) == demo_parts.CAPTIONS else 2
-        return self.token_length * self.info.flux["context_in_dim"] * width + self.info.flux["vec_in_dim"] * 4
+        demo = self._demo()
+        tokens, width = (demo.token_length, 4) if demo else (self.token_length, 2)
+        return tokens * self.info.flux["context_in_dim"] * width + self.info.flux["vec_in_dim"] * 4
 
-    def count_tokens(self, text: str) -> int:
-        """Tokens of a caption, of which ``token_length`` are read. The encoders need not be loaded for it."""
-        if self._count is None:
-            files = self._text_files()
-            if len(files) == 1:
-                self._count = demo_parts.DemoClip(files[0]).count_tokens
-            else:
-                self._count = bridge_text.token_counter(None if files else self._linked("clip"))
-        return self._count(text)
+    def cut_off(self, captions: Iterable[tuple[str, Sequence[str]]]) -> list[tuple[str, str]]:
+        """Which pictures, of (name, captions), have a caption whose end is not read. Nothing is loaded for it."""
+        demo, files = self._demo(), self._text_files()
+        if demo:
+            return cut_off(captions, demo.count_tokens, demo.token_length)
+        counter = functools.cache(lambda: bridge_text.token_counter(None if files else self._linked("clip")))
+        return cut_off(captions, lambda text: counter()(text), self.token_length)
+
+    def _demo(self) -> demo_parts.DemoClip | None:
+        """The demo's encoder, if that is chosen."""
+        files = self._text_files()
+        return demo_parts.DemoClip(files[0]) if len(files) == 1 else None
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Model-space latents [B, 16, h, w] of pictures [B, H, W, 3] in 0..1."""

@@ -11,7 +11,6 @@ from typing import Any
 from ..trainer.compare import MAY_CHANGE, REFUSE, Difference, compare
 from ..trainer.config import RunConfig
 from ..trainer.data import cache, scan
-from ..trainer.data.captions import cut_off
 from ..trainer.data.encode import fill
 from ..trainer.data.manifest import changes
 from ..trainer.data.pace import Pace
@@ -136,8 +135,7 @@ def encode(report: ScanReport, config: RunConfig, model: ModelHandle,
            node_id: str | None) -> tuple[dict[str, Any], list[str]]:
     """The manifest of the dataset, with what was not cached encoded; and lines about the pictures."""
     with Encoders(model) as encoders:
-        captions = ((s.relative, s.captions) for s in report.pictures())
-        cut = cut_off(captions, encoders.count_tokens, encoders.token_length)
+        cut = encoders.cut_off((s.relative, s.captions) for s in report.pictures())
         todo = cache.look(report, encoders.cache, vae_id=encoders.vae_id, text_id=encoders.text_id,
                           token_length=encoders.token_length, caption_bytes=encoders.caption_bytes,
                           run_dir=bridge.run_dir(config.name))

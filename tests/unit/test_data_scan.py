@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from trainer.config import DatasetConfig
-from trainer.data import scan_cli
+from trainer.data import caption_for, scan_cli
 from trainer.data.paths import find_folder, natural
 from trainer.data.scan import scan_folder, survey
 
@@ -125,10 +125,13 @@ def test_links_pipes_and_loops(tmp_path):
     (tmp_path / "linked").symlink_to(outside)
     (tmp_path / "gone.png").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "pipe.png")
+    for name in ("real/a.txt", "metadata.jsonl"):
+        os.mkfifo(tmp_path / name)
     report = scan_folder(config(tmp_path))
     assert [s.relative for s in report.samples] == ["linked/b.png", "real/a.png"]
     assert [p for p, _ in report.skipped] == ["gone.png"] and "gone" in report.skipped[0][1]
-    assert report.ignored == 1
+    assert report.ignored == 3
+    assert caption_for(tmp_path / "real" / "a.png").source == "name"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has names that are no text")

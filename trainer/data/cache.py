@@ -99,8 +99,9 @@ class Todo:
         if self.size > free:
             raise ValueError(f"the cache folder {root} needs {_gb(self.size)} and its disk has {_gb(free)} free: free"
                              " some space there or choose another folder")  # fmt: skip
-        return (f"The cache {root} takes {_gb(self.size)} more: {len(self.latents)} pictures and {len(self.captions)}"
-                f" captions to encode; {_gb(free)} are free")  # fmt: skip
+        size = _gb(self.size) if self.size >= 1e9 else f"{max(self.size / 1e6, 0.1):.1f} MB"
+        return (f"The cache {root} takes {size} more: {len(self.latents)} pictures and {len(self.captions)} captions to"
+                f" encode; {_gb(free)} are free")  # fmt: skip
 
 
 def look(report: ScanReport, cache: Cache, *, vae_id: str, text_id: str, token_length: int,

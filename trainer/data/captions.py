@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,41 +106,48 @@ def _instead(path: Path, config: DatasetConfig, why: str) -> tuple[tuple[str, ..
 def _beside(path: Path, config: DatasetConfig, files: Sequence[str] | None) -> tuple[tuple[str, ...], str, str]:
     """Captions of the first good file, a warning about it; or why there is none."""
     why = "has no caption file"
-    for file in _candidates(path) if files is None else [path.with_name(name) for name in files]:
+    folder = os.path.dirname(path)
+    for name in _candidates(path) if files is None else files:
         try:
-            with open(long_path(file), "rb") as f:
-                raw = f.read(_MAX_BYTES + 1)
+            with open(long_path(os.path.join(folder, name)), "rb", buffering=0, opener=without_waiting) as f:
+                large = os.fstat(f.fileno()).st_size > _MAX_BYTES
+                raw = b"" if large else f.read()
         except FileNotFoundError:
             continue
         except OSError as error:
             why = f"has a caption file that cannot be read ({error.strerror or error})"
             continue
-        if len(raw) > _MAX_BYTES:
+        if large:
             why = f"has a caption file of more than {_MAX_BYTES >> 20} MiB"
             continue
         text, doubt = decode(raw)
-        found = [text]
-        if file.suffix.lower() == ".json":
+        found, is_json = [text], name.lower().endswith(".json")
+        if is_json:
             try:
                 found = texts_in(json.loads(text))
             except (ValueError, RecursionError) as error:
-                why = f"has a caption file that is no valid JSON ({file.name}: {' '.join(str(error).split())[:100]})"
+                why = f"has a caption file that is no valid JSON ({name}: {' '.join(str(error).split())[:100]})"
                 continue
         texts = tuple(line for each in found for line in _lines(each, config))
         if texts:
-            return texts, f"{file.name} {doubt}" if doubt else "", ""
-        why = f"has an empty caption file ({file.name})"
-        if file.suffix.lower() == ".json" and text.strip():
-            why = f"has a JSON file without a caption ({file.name}; looked for {', '.join(TEXT_KEYS[:5])} ...)"
+            return texts, f"{name} {doubt}" if doubt else "", ""
+        why = f"has an empty caption file ({name})"
+        if is_json:
+            why = f"has a JSON file without a caption ({name}; looked for {', '.join(TEXT_KEYS[:5])} ...)"
     return (), "", why
 
 
-def _candidates(path: Path) -> list[Path]:
-    names: list[Path] = []
+def without_waiting(path: str, flags: int) -> int:
+    """For ``open``: a pipe is empty rather than waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _candidates(path: Path) -> list[str]:
+    names: list[str] = []
     for extension in EXTENSIONS:
         for spelling in (extension, extension.upper(), extension.title()):
-            names += [path.with_suffix(spelling), path.with_name(path.name + spelling)]
-    return [name for name in names if name != path]
+            names += [path.stem + spelling, path.name + spelling]
+    return [name for name in names if name != path.name]
 
 
 def called_like(name: str, files: Mapping[str, Sequence[str]]) -> list[str]:
@@ -221,8 +229,11 @@ def join_lines(text: str) -> str:
 
 def plain(text: str) -> str:
     """``text`` with what is no character replaced: names of files may hold raw bytes, and JSON halves of characters."""
-    if not any("\ud800" <= c <= "\udfff" for c in text):
+    try:
+        text.encode("utf-8")
         return text
+    except UnicodeEncodeError:
+        pass
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\ufffd", "?")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +35,9 @@ class Listing:
 def list_folder(text: str) -> Listing:
     """What is in the folder that a person means by ``text``. Raises ``ValueError`` if there is none."""
     found = Listing(folder=find_folder(text))
-    for relative in sorted((r for r, _ in _files(found.folder, found.unlisted)), key=natural):
-        kind = _kind(found.folder, relative)
+    files = dict(_files(found.folder, found.unlisted))
+    for relative in sorted(files, key=natural):
+        kind = _kind(relative, files[relative])
         if kind == "picture" and is_mask(relative):
             found.masks.append(relative)
         elif kind == "picture":
@@ -107,30 +108,34 @@ def _files(folder: Path, unlisted: list[tuple[str, str]]) -> Iterator[tuple[str,
 
 def _hidden(relative: str) -> bool:
     """The system's own: thumbnails, AppleDouble files, version control."""
-    parts = Path(relative).parts
-    return any(part.startswith(".") for part in parts) or "__MACOSX" in parts or parts[-1] in ("Thumbs.db",)
+    parts = relative.split(os.sep)
+    return any(part.startswith(".") for part in parts) or "__MACOSX" in parts or parts[-1] == "Thumbs.db"
 
 
-def _kind(folder: Path, relative: str) -> str:
+def _kind(relative: str, entry: os.DirEntry[str]) -> str:
     """``picture`` by name or content (whether it can be used or not), else ``other``."""
     if _hidden(relative):
         return "other"
     extension = os.path.splitext(relative)[1].lower()
-    path = folder / relative
-    named = extension in images.extensions() | images.RAW_EXTENSIONS | images.OTHER_EXTENSIONS
+    named = extension in _picture_extensions()
     try:
         # Asked before opening: to open a pipe is to wait for its writer.
-        regular = stat.S_ISREG(os.stat(long_path(path)).st_mode)
+        if not entry.is_file():
+            gone = entry.is_symlink() and not os.path.exists(entry.path)  # a link to nothing: the decoder says so
+            return "picture" if named and gone else "other"
     except OSError:
-        return "picture" if named else "other"  # a link to nothing: the decoder says so
-    if not regular:
-        return "other"
+        return "picture" if named else "other"
     if named:
         return "picture"
     if extension in CAPTION_EXTENSIONS:
         return "other"
     try:
-        with open(long_path(path), "rb") as f:
+        with open(entry.path, "rb") as f:
             return "picture" if images.looks_like_picture(f.read(32)) else "other"
     except OSError:
         return "other"
+
+
+@functools.cache
+def _picture_extensions() -> frozenset[str]:
+    return images.extensions() | images.RAW_EXTENSIONS | images.OTHER_EXTENSIONS

@@ -126,7 +126,7 @@ class _Look:
 
     def __init__(self, config: DatasetConfig, listing: Listing, report: ScanReport) -> None:
         self.config, self.listing, self.tables = config, listing, Tables()
-        self.masks = masks.pair(listing.pictures, listing.masks)
+        self.masks = masks.pair(listing.pictures, listing.masks) if listing.masks else {}
         if config.masks:
             for mask in sorted(set(listing.masks) - set(self.masks.values()), key=natural):
                 report.warnings.append((shown(mask), "is a mask by its name, but no picture is called so"))
@@ -138,15 +138,15 @@ class _Look:
             report.warnings.append((table, f"names {len(names)} pictures that are not there (the first, {names[0]})"))
 
     def __call__(self, relative: str) -> _Looked | images.ImageProblem:
-        folder, (head, name) = self.listing.folder, os.path.split(relative)
+        path, (head, name) = self.listing.folder / relative, os.path.split(relative)
         mask = self.masks.get(relative, "") if self.config.masks else ""
-        mask = str(folder / mask) if mask else ""
+        mask = str(self.listing.folder / mask) if mask else ""
         try:
-            found = images.examine(folder / relative, self.config, mask or None)
+            found = images.examine(path, self.config, mask or None)
         except images.ImageProblem as problem:
             return problem
         beside = called_like(name, self.listing.captions.get(head, {}))
-        caption = find_caption(folder / relative, self.config, beside, self.tables.of(folder / relative))
+        caption = find_caption(path, self.config, beside, self.tables.of(path))
         return _Looked(found, caption, mask)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .captions import TEXT_KEYS, decode, texts_in
+from .captions import TEXT_KEYS, decode, texts_in, without_waiting
 from .paths import long_path, shown
 
 NAMES = ("metadata.jsonl", "metadata.csv", "captions.jsonl", "captions.csv", "captions.json")
@@ -31,7 +31,7 @@ class Tables:
         """Add the table ``relative``, whose file names start from where it lies. What is wrong is warned of."""
         name = shown(relative)
         try:
-            with open(long_path(folder / relative), "rb") as f:
+            with open(long_path(folder / relative), "rb", opener=without_waiting) as f:
                 raw = f.read(_MAX_BYTES + 1)
         except OSError as error:
             return warn(name, f"cannot be read ({error.strerror or error})")
@@ -54,13 +54,16 @@ class Tables:
 
     def of(self, path: Path) -> list[str]:
         """The captions of a picture; empty: no table names it. A table may leave the extension out."""
-        for key in (_key(path.parent, path.name), _key(path.parent, path.stem)):
-            if key in self._rows:
-                return self._rows[key]
+        if self._rows:
+            for key in (_key(path.parent, path.name), _key(path.parent, path.stem)):
+                if key in self._rows:
+                    return self._rows[key]
         return []
 
     def unused(self, pictures: Iterable[Path]) -> dict[str, list[str]]:
         """File names in each table that are no picture's."""
+        if not self._rows:
+            return {}
         known = {_key(p.parent, name) for p in pictures for name in (p.name, p.stem)}
         found: dict[str, list[str]] = {}
         for key, table in self._from.items():

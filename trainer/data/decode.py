@@ -62,7 +62,7 @@ class Opened:
     content_hash: str
     """sha256 of the file's bytes; empty where it was not asked for."""
     head: bytes
-    """The first megabyte of the file at most."""
+    """The file's bytes, or the first megabyte of a large one."""
 
 
 @contextlib.contextmanager
@@ -80,6 +80,8 @@ def opened(path: str | Path, *, hashed: bool, glance: bool = False) -> Iterator[
         source, head, digest = _read(path, hashed)
         with _strictly(), contextlib.ExitStack() as stack:
             ahead = formats.jxl_size(head)
+            if ahead is None and formats.jxl_codestream(head) is not None:
+                raise ImageProblem(path, "is a JPEG XL whose size is not found: it is damaged, or no picture")
             if ahead is not None:
                 stack.enter_context(_BUDGET.take(_checked(path, ahead) * _COSTS["JXL"]))
             try:
@@ -158,11 +160,12 @@ def _read(path: str | Path, hashed: bool) -> tuple[Any, bytes, str]:
         raise ImageProblem(path, "is a folder or a device, not a file of a picture")
     if info.st_size == 0:
         raise ImageProblem(path, "is an empty file")
+    whole = info.st_size <= _IN_MEMORY
     with open(place, "rb") as f:
-        data = f.read(_IN_MEMORY + 1)
-    if len(data) > _IN_MEMORY:
-        return place, data[:_HEAD], file_hash(path) if hashed else ""
-    return io.BytesIO(data), data[:_HEAD], hashlib.sha256(data).hexdigest() if hashed else ""
+        data = f.read(info.st_size if whole else _HEAD)
+    if not whole:
+        return place, data, file_hash(path) if hashed else ""
+    return io.BytesIO(data), data, hashlib.sha256(data).hexdigest() if hashed else ""
 
 
 def _opened_by_pillow(source: Any, head: bytes) -> Image.Image:

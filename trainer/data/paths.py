@@ -39,7 +39,7 @@ def natural(text: str) -> tuple[Any, ...]:
 
 def shown(path: str) -> str:
     """A path as text that can be written anywhere, whatever bytes the file system gave."""
-    return Path(path).as_posix().encode("utf-8", "backslashreplace").decode("utf-8")
+    return path.replace(os.sep, "/").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def long_path(path: str | os.PathLike[str]) -> str:

@@ -24,7 +24,7 @@ from .files import Damaged
 from .flux.intake import open_source
 from .flux.variants import FileInfo
 from .memory.arena import CHUNK, Group, Piece, aligned
-from .memory.averaged import needed
+from .memory.averaged import storage_of
 from .optim.average import AVERAGE
 from .optim.base import BLOCK, PER_BLOCK, averaged, load_master_, master
 from .savepoints import Source, verify
@@ -104,7 +104,7 @@ def _masters(group: Group, piece: Piece, ema: bool) -> Iterator[Tensor]:
             yield master(group.current[place].cpu(), _residual(group, place))
             continue
         whole = slice(start, aligned(place.stop))
-        storage = needed(group.home_slice(group.home, whole.start, whole.stop))
+        storage = storage_of(group, whole.start, whole.stop)
         yield averaged(group.current[whole].cpu(), storage)[: place.stop - place.start]
 
 
@@ -291,6 +291,14 @@ class Saved:
         return (self.read(name, start, min(start + CHUNK, numel)) for start in range(0, numel, CHUNK))
 
 
+def _parameters(layout: str | None) -> dict[str, list[int]]:
+    """The shape of each parameter, wherever it lies; none where that cannot be read."""
+    try:
+        return {name: shape for name, shape, _ in json.loads(layout or "[]")}
+    except (ValueError, TypeError):
+        return {}
+
+
 def _check(stage: Stage, path: Path, source: Source) -> None:
     """Raise ``ValueError`` unless the file holds what the stage's arena does (a running average may come or go)."""
     wrong = f"save point {source.path.name} does not fit this run ({path.name}): "
@@ -298,9 +306,10 @@ def _check(stage: Stage, path: Path, source: Source) -> None:
     want = {name: (dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()}
     with TensorFile(path) as file:
         have, layout = {n: (t.dtype, t.shape) for n, t in file.tensors.items()}, file.header.metadata.get("layout")
-    if layout != _layout(stage):
+    own = _layout(stage)
+    if _parameters(layout) != _parameters(own):
         wrong += "it holds other parameters; continue with the model it was made with"
-    elif any(want.get(name) != have.get(name) for name in want | have if ".ema" not in name):
+    elif layout != own or any(want.get(name) != have.get(name) for name in want | have if ".ema" not in name):
         wrong += "it was written with another optimizer, state format or weight precision; set them back to continue"
     else:
         return

@@ -8,44 +8,15 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
+from states import SPLIT, contents, emptied, engine, same
 from workers import make
 
 from trainer import checkpoint, files, savepoints
 from trainer.cli import main
-from trainer.loop import Trainer
 from trainer.run import RunDirectory
 from trainer.savepoints import Source
 from trainer.session import Session
 from trainer.weights import DiskFull
-
-SPLIT = {"optimizer": {"weight_precision": "split"}}
-
-
-def contents(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {
-        f"{stage.name}.{group.label}.{name}": tensor.clone()
-        for stage in trainer.stages
-        for group in stage.arena.groups
-        for name, tensor in {"weight": group.current, **group.storage}.items()
-    }
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def engine(run: RunDirectory, **options) -> Trainer:
-    return Trainer(run.config, run.path, dataset=run.dataset, **options)
-
-
-def emptied(run: RunDirectory) -> Trainer:
-    """An engine into which something is to be loaded: what is left in it would be seen."""
-    trainer = engine(run, fill=lambda stages: None)
-    for group in (g for stage in trainer.stages for g in stage.arena.groups):
-        for tensor in (group.home["weight"], *group.storage.values()):
-            tensor.view(-1).view(torch.uint8).fill_(7)
-    return trainer
 
 
 @pytest.fixture
@@ -167,6 +138,7 @@ DAMAGES = {
     "a bit of the header": lambda p: flip(p / "double_blocks.0.safetensors", 60),
     "the length of the header": lambda p: flip(p / "double_blocks.0.safetensors", 3),
     "a name in the header": lambda p: _other_text(p / "embed.safetensors", b"exp_avg_sq", b"exp_avg_sp"),
+    "a brace in the layout": lambda p: _other_text(p / "embed.safetensors", b'[[', b'[{'),
     "a counter": lambda p: _other_text(p / "trainer.json", b'"step": 2', b'"step": 3'),
     "no JSON": lambda p: flip(p / "trainer.json", 0),
     "a file that is gone": lambda p: (p / "embed.safetensors").unlink(),

@@ -1,0 +1,35 @@
+"""What an engine holds, to be compared bit for bit."""
+
+import torch
+
+from trainer.loop import Trainer
+from trainer.run import RunDirectory
+
+SPLIT = {"optimizer": {"weight_precision": "split"}}
+
+
+def contents(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Copies of all weights, residuals and states."""
+    return {
+        f"{stage.name}.{group.label}.{name}": tensor.clone()
+        for stage in trainer.stages
+        for group in stage.arena.groups
+        for name, tensor in {"weight": group.current, **group.storage}.items()
+    }
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def engine(run: RunDirectory, **options) -> Trainer:
+    return Trainer(run.config, run.path, dataset=run.dataset, **options)
+
+
+def emptied(run: RunDirectory) -> Trainer:
+    """An engine into which something is to be loaded: what is left in it would be seen."""
+    trainer = engine(run, fill=lambda stages: None)
+    for group in (g for stage in trainer.stages for g in stage.arena.groups):
+        for tensor in (group.home["weight"], *group.storage.values()):
+            tensor.view(-1).view(torch.uint8).fill_(7)
+    return trainer

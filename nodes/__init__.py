@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from . import (
+    compare,
     dataset,
     demo,
     doctor,
@@ -47,6 +48,7 @@ class FluxFullFineTune(ComfyExtension):
             run.FluxFFTTrainSteps,
             preview.FluxFFTPreviewSettings,
             preview.FluxFFTPreview,
+            compare.FluxFFTCompare,
             run_model.FluxFFTRunModel,
             loss_plot.FluxFFTLossPlot,
             export.FluxFFTExport,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TEXTS = ("trigger", "captions", "paths")
 """What may be asked for besides: the trigger word; the captions' settings and texts; files and folders."""
-_ARCHITECTURES = {"dev": "flux-1-dev", "schnell": "flux-1-schnell"}
+_ARCHITECTURES = {"schnell": "flux-1-schnell"}  # all others are made of dev
 _PATHS = ("folder", "validation_folder")
 _CAPTIONS = ("trigger_word", "fixed_caption", "caption_prefix", "caption_suffix")
 NO_HASH = "0x" + "0" * 64
@@ -41,12 +41,13 @@ def describe(run: RunDirectory, config: RunConfig, *, step: int, variant: str, d
     origin = noted_fingerprint(run.path / "model.json", config.model.flux)
     about = {
         "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.architecture": _ARCHITECTURES.get(variant, f"flux-1-{variant}") + ("/lora" if lora_rank else ""),
+        "modelspec.architecture": _ARCHITECTURES.get(variant, "flux-1-dev") + ("/lora" if lora_rank else ""),
         "modelspec.implementation": "https://github.com/black-forest-labs/flux",
         "modelspec.title": config.name,
         "modelspec.resolution": f"{config.dataset.resolution}x{config.dataset.resolution}",
         "modelspec.date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "flux_fft.steps": str(step),
+        "flux_fft.total_steps": str(run.flux(resumed=True).parent_steps + step),
         "flux_fft.dtype": dtype,
         "flux_fft.weights": "average" if ema else "trained",
         "flux_fft.recipe": _json(recipe),

@@ -1,6 +1,7 @@
 """Captions in the encodings and shapes that people have them in."""
 
 import pytest
+from PIL import Image
 
 from trainer.config import DatasetConfig
 from trainer.data.captions import Caption, caption_for, cut_off, decode, find_caption, name_words
@@ -28,6 +29,16 @@ def test_encodings(tmp_path, raw, doubt):
     assert doubt in caption.warning and bool(caption.warning) == bool(doubt)
     if doubt:
         assert "a.txt" in caption.warning
+
+
+def test_what_is_no_text_is_no_caption(tmp_path):
+    Image.effect_noise((64, 64), 50).save(tmp_path / "a.png")
+    for data in ((tmp_path / "a.png").read_bytes(), bytes(300), bytes(range(256)) * 20, b"\0"):
+        (tmp_path / "a.txt").write_bytes(data)
+        caption = caption_for(tmp_path / "a.png", "ohwx")
+        assert caption.text == "ohwx" and caption.warning
+    (tmp_path / "a.txt").write_bytes("\u732b, \u72ac\n".encode("utf-16-le"))
+    assert caption_for(tmp_path / "a.png").text == "\u732b, \u72ac"
 
 
 def test_bytes_that_no_encoding_has_still_give_text():

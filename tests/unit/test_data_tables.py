@@ -97,6 +97,14 @@ def test_what_is_wrong_with_a_table_is_warned_of(folder, name, content, what):
     assert len(warned) == bool(what) and all(what in text for text in warned)
 
 
+def test_a_picture_called_like_a_table_has_it_for_itself(folder):
+    (folder / "a.png").rename(folder / "captions.png")
+    (folder / "captions.json").write_text('{"caption": "mine"}', encoding="utf-8")
+    report = scan(folder, trigger_word="x")
+    assert captions(report)["captions.png"] == ("mine", "file")
+    assert not [path for path, _ in report.warnings if path == "captions.json"]
+
+
 def test_one_text_for_all_asks_no_table(folder):
     (folder / "metadata.csv").write_text("file_name,text\ngone.png,x\n", encoding="utf-8")
     report = scan(folder, fixed_caption="all the same")

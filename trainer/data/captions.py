@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 import re
@@ -131,7 +132,7 @@ def _beside(path: Path, config: DatasetConfig, files: Sequence[str] | None) -> t
         texts = tuple(line for each in found for line in _lines(each, config))
         if texts:
             return texts, f"{name} {doubt}" if doubt else "", ""
-        why = f"has an empty caption file ({name})"
+        why = f"has an empty caption file ({name})" if not doubt else f"has a caption file that {doubt} ({name})"
         if is_json:
             why = f"has a JSON file without a caption ({name}; looked for {', '.join(TEXT_KEYS[:5])} ...)"
     return (), "", why
@@ -202,23 +203,24 @@ def _lines(text: str, config: DatasetConfig) -> tuple[str, ...]:
 def decode(raw: bytes) -> tuple[str, str]:
     """Text of a caption file, and a doubt about its encoding (empty if there is none).
 
-    UTF-8, UTF-16 and UTF-32 with their marks, UTF-8 or UTF-16 without, else Windows-1252.
+    UTF-8, UTF-16 and UTF-32 with their marks, UTF-8 or UTF-16 without, else Windows-1252. What has zeros and is none
+    of these is no text: empty.
     """
     for mark, encoding in _BOMS:
         if raw.startswith(mark):
             text = raw[len(mark) :].decode(encoding, errors="replace")
             return text, "holds bytes that its own mark forbids" if "\ufffd" in text else ""
-    if b"\0" in raw:
-        # Text of Latin scripts in UTF-16: every second byte is zero, and which one tells the byte order.
-        order = "utf-16-be" if raw[::2].count(0) > raw[1::2].count(0) else "utf-16-le"
-        try:
-            return raw.decode(order), "is read as UTF-16, though it has no mark: save it as UTF-8"
-        except UnicodeDecodeError:
-            pass
-    try:
-        return raw.decode("utf-8"), ""
-    except UnicodeDecodeError:
-        return raw.decode("cp1252", errors="replace"), "is not UTF-8: read as Windows-1252; save it as UTF-8"
+    # Text in UTF-16: of Latin scripts every second byte is zero, and which one tells the byte order.
+    even, odd = raw[::2].count(0), raw[1::2].count(0)
+    zeros, wide = even + odd, "utf-16-be" if even > odd else "utf-16-le"
+    attempts = [wide] if zeros * 4 >= max(len(raw), 1) else ["utf-8", *([wide] if zeros * 50 > len(raw) else [])]
+    for encoding in (*attempts, "utf-8"):
+        with contextlib.suppress(UnicodeDecodeError):
+            doubt = "is read as UTF-16, though it has no mark: save it as UTF-8" if encoding == wide else ""
+            return raw.decode(encoding), doubt
+    if zeros:
+        return "", "is no text"
+    return raw.decode("cp1252", errors="replace"), "is not UTF-8: read as Windows-1252; save it as UTF-8"
 
 
 def join_lines(text: str) -> str:

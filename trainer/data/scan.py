@@ -132,7 +132,10 @@ class _Look:
                 report.warnings.append((shown(mask), "is a mask by its name, but no picture is called so"))
         if config.fixed_caption.strip() and config.missing_captions != "fixed":
             return
+        beside = {os.path.splitext(p)[0] for p in listing.pictures} if listing.tables else set()
         for table in listing.tables:
+            if table.lower().endswith(".json") and os.path.splitext(table)[0] in beside:
+                continue  # it is the caption of one picture
             self.tables.read(listing.folder, table, lambda path, what: report.warnings.append((path, what)))
         for table, names in self.tables.unused(listing.folder / p for p in listing.pictures).items():
             report.warnings.append((table, f"names {len(names)} pictures that are not there (the first, {names[0]})"))

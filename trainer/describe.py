@@ -22,6 +22,7 @@ TEXTS = ("trigger", "captions", "paths")
 _ARCHITECTURES = {"schnell": "flux-1-schnell"}  # all others are made of dev
 _PATHS = ("folder", "validation_folder")
 _CAPTIONS = ("trigger_word", "fixed_caption", "caption_prefix", "caption_suffix")
+HASH = "modelspec.hash_sha256"
 NO_HASH = "0x" + "0" * 64
 """Stands in a header for the hash of the data, which is known when all of it is written."""
 
@@ -56,7 +57,7 @@ def describe(run: RunDirectory, config: RunConfig, *, step: int, variant: str, d
         "flux_fft.parent": _json({"sha256": origin} | ({"loras": loras} if loras else {})),
     }  # fmt: skip
     if hashed:
-        about["modelspec.hash_sha256"] = NO_HASH
+        about[HASH] = NO_HASH
     if lora_rank:
         about |= {"flux_fft.lora_rank": str(lora_rank), "ss_network_dim": str(lora_rank),
                   "ss_network_alpha": str(float(lora_rank)), "ss_base_model_version": "flux1"}

@@ -70,7 +70,8 @@ class Trainer(Engine):
         lr = flow.learning_rate(self.config.optimizer.lr, recipe, step)
         batch = batch_number(step, self.skipped)
         samples = batch_indices(self.data.shapes, recipe.batch_size, recipe.training_seed, batch, self.data.repeats)
-        counters = counters_of(recipe.training_seed, self.rollbacks, step, samples)
+        # Beyond those of the run whose export this one began with: its noise is not seen again either.
+        counters = counters_of(recipe.training_seed, self.rollbacks, self.info.parent_steps + step, samples)
         levels = [flow.timestep(recipe, self.data.shapes[i], *c) for i, c in zip(samples, counters, strict=True)]
         micros = self._micro_batches(samples, levels, counters)
 

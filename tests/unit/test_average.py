@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import checkpoint
-from trainer.config import STATE_FORMATS, WEIGHT_PRECISIONS, OptimizerConfig
+from trainer.config import OptimizerConfig
 from trainer.loop import Trainer
 from trainer.memory import conveyor
 from trainer.optim.average import Fixed16, decay_at, difference
@@ -68,7 +68,7 @@ def test_codes_are_right_on_average() -> None:
     assert abs(float(((mean - value) / unit).mean())) < 5 * 0.5 / (rounds * value.numel()) ** 0.5
 
 
-def run_average(settings: dict, decay: float, steps: int, numel: int = 256 * 24, dtype=None):
+def run_average(settings: dict, decay: float, steps: int, numel: int = 256 * 17, dtype=None):
     """Weights, storage and the float64 average after ``steps`` updates on a random problem; and the middle's error."""
     config = OptimizerConfig(**{"lr": 1e-3, **settings})
     spec = spec_from_config(config, 7, decay)
@@ -86,11 +86,10 @@ def run_average(settings: dict, decay: float, steps: int, numel: int = 256 * 24,
     return weight, storage, reference
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=lambda s: "-".join(str(v) for v in s.values()))
-@pytest.mark.parametrize("decay", [0.9, 0.999, 0.9999])
+@pytest.mark.parametrize(("settings", "decay"), [*((s, 0.999) for s in KINDS), ({}, 0.9), ({}, 0.9999)], ids=str)
 def test_it_follows_a_float64_average_for_hundreds_of_steps(settings, decay) -> None:
-    """Root mean square error under 0.5 % of the difference's, mean error under 0.05 % of it: 400 steps."""
-    weight, storage, reference = run_average(settings, decay, 400)
+    """Root mean square error under 0.5 % of the difference's, mean error under 0.05 % of it: 300 steps."""
+    weight, storage, reference = run_average(settings, decay, 300)
     true = reference - master(weight, storage).double()
     error = difference(storage, weight.numel()).double() - true
     size = float(true.square().mean().sqrt())
@@ -220,15 +219,13 @@ def assert_same(a, b) -> None:
     assert not [name for name in a if not torch.equal(a[name], b[name])]
 
 
-@pytest.mark.parametrize("precision", WEIGHT_PRECISIONS)
-@pytest.mark.parametrize("state_format", STATE_FORMATS)
-def test_every_engine_has_one_and_it_is_the_average_of_its_weights(tiny, precision, state_format) -> None:
-    lr = 1e-2 if precision == "nearest" else 1e-3
-    trainer = make(tiny, "run", optimizer={"weight_precision": precision, "state_format": state_format, "lr": lr})
+@pytest.mark.parametrize("settings", KINDS, ids=lambda s: "-".join(str(v) for v in s.values()))
+def test_every_engine_has_one_and_it_is_the_average_of_its_weights(tiny, settings) -> None:
+    trainer = make(tiny, "run", optimizer={"lr": 1e-3, **settings})
     reference = {n: t.double() for n, t in tensors(trainer.entries("f32")).items()}
     assert_same(tensors(trainer.entries("f32")), tensors(trainer.entries("f32", ema=True)))
     start = dict(reference)
-    for step in range(1, 9):
+    for step in range(1, 6):
         trainer.train_step()
         d = decay_at(0.99, step)
         now = tensors(trainer.entries("f32"))
@@ -240,8 +237,7 @@ def test_every_engine_has_one_and_it_is_the_average_of_its_weights(tiny, precisi
         assert not torch.equal(found[name], now[name]), name
 
 
-@pytest.mark.parametrize("swap", [0, 1, 2])
-@pytest.mark.parametrize("offload", ["on", "off"])
+@pytest.mark.parametrize(("swap", "offload"), [(0, "off"), (1, "on"), (2, "off")])
 def test_streaming_and_chunks_change_no_bit(tiny, monkeypatch, swap, offload) -> None:
     def run(trainer: Trainer) -> dict[str, torch.Tensor]:
         for step in range(4):
@@ -253,8 +249,8 @@ def test_streaming_and_chunks_change_no_bit(tiny, monkeypatch, swap, offload) ->
         return everything(trainer)
 
     plain = run(make(tiny, "plain"))
-    monkeypatch.setattr("trainer.memory.arena.CHUNK", 1 << 14)
-    monkeypatch.setattr(conveyor, "RING_BYTES", 1 << 19)
+    monkeypatch.setattr("trainer.memory.arena.CHUNK", 1 << 15)
+    monkeypatch.setattr(conveyor, "RING_BYTES", 1 << 20)
     moved = make(tiny, "moved", FakeStreams(), blocks_to_swap=swap, activation_offload=offload)
     assert_same(plain, run(moved))
 
@@ -265,12 +261,13 @@ def given(trainer: Trainer):
     return x, torch.tensor([0.3, 0.8]), context, pooled, torch.tensor([3.5, 3.5])
 
 
-@pytest.mark.parametrize("fake", [False, True])
-@pytest.mark.parametrize("swap", [0, 1, 2])
-@pytest.mark.parametrize("precision", ["split", "f32", "stochastic"])
+@pytest.mark.parametrize(
+    ("fake", "swap", "precision"),
+    [(False, 0, "split"), (False, 1, "f32"), (True, 0, "f32"), (True, 1, "split"), (True, 2, "stochastic")],
+)
 def test_a_prediction_with_the_average_is_that_of_a_model_that_has_it(tiny, monkeypatch, fake, swap, precision) -> None:
     if fake:
-        monkeypatch.setattr("trainer.memory.arena.CHUNK", 1 << 14)
+        monkeypatch.setattr("trainer.memory.arena.CHUNK", 1 << 15)
     streams = FakeStreams() if fake else None
     trainer = make(tiny, "run", streams, optimizer={"weight_precision": precision, "lr": 3e-3}, blocks_to_swap=swap)
     for _ in range(3):
@@ -286,7 +283,7 @@ def test_a_prediction_with_the_average_is_that_of_a_model_that_has_it(tiny, monk
     for name, p in trainer.model.named_parameters():
         p.data = average[name].to(p.dtype)
     with torch.no_grad():
-        expected = trainer.model(*given(trainer))
+        expected = trainer.model(*given(trainer)).float()
     assert torch.allclose(found, expected, atol=1e-6 if precision == "f32" else 2e-2, rtol=1e-3)
     assert (found - expected).norm() < 0.2 * (found - plain).norm()
 
@@ -311,7 +308,7 @@ def test_a_prediction_that_fails_in_the_middle_leaves_the_weights_in_place(tiny)
     trainer.train_step()
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=lambda s: "-".join(str(v) for v in s.values()))
+@pytest.mark.parametrize("settings", KINDS[:4], ids=lambda s: s["weight_precision"])
 def test_resuming_continues_it_bit_for_bit_and_files_tell_it(tiny, tmp_path, settings) -> None:
     straight, first = (make(tiny, name, optimizer=settings) for name in ("straight", "first"))
     for _ in range(3):
@@ -320,10 +317,9 @@ def test_resuming_continues_it_bit_for_bit_and_files_tell_it(tiny, tmp_path, set
     first.save(state)
     second = make(tiny, "second", optimizer=settings, blocks_to_swap=1)
     second.load(state)
-    for _ in range(6):
+    for _ in range(4):
         straight.train_step()
-    for _ in range(3):
-        second.train_step()
+    second.train_step()
     assert_same(everything(straight), everything(second))
     for ema in (False, True):
         assert_same(tensors(first.entries("f32", ema=ema)), tensors(checkpoint.saved_entries(state, "f32", ema=ema)))
@@ -333,17 +329,17 @@ def test_it_may_begin_and_end_on_the_way(tiny, tmp_path) -> None:
     without, kept = make(tiny, "without", decay=0.0), make(tiny, "with")
     for trainer in (without, kept):
         trainer.train_step()
-        (tmp_path / trainer.config.name).mkdir()
-        trainer.save(tmp_path / trainer.config.name)
+        (tmp_path / f"state-{trainer.config.name}").mkdir()
+        trainer.save(tmp_path / f"state-{trainer.config.name}")
     with pytest.raises(ValueError, match="ema_decay"):
         without.entries("f32", ema=True)
     with pytest.raises(ValueError, match="ema_decay"):
         without.predict(*given(without), ema=True)
     with pytest.raises(ValueError, match="no average"):
-        checkpoint.saved_entries(tmp_path / "without", "f32", ema=True)
-    kept.load(tmp_path / "without")
+        checkpoint.saved_entries(tmp_path / "state-without", "f32", ema=True)
+    kept.load(tmp_path / "state-without")
     assert_same(tensors(kept.entries("f32")), tensors(kept.entries("f32", ema=True)))
-    without.load(tmp_path / "with")
+    without.load(tmp_path / "state-with")
     assert without.train_step().loss == kept.train_step().loss
 
 

@@ -1,10 +1,17 @@
 """The engine's step: what may not change a result, what must, and what is refused."""
 
+import math
+from dataclasses import replace
+from unittest.mock import ANY
+
 import pytest
 import torch
 
+from trainer import flow
 from trainer.config import STATE_FORMATS, WEIGHT_PRECISIONS
+from trainer.flux.variants import require_flux
 from trainer.loop import NonFiniteLoss, Trainer
+from trainer.memory.streams import Streams
 from trainer.weights import write_safetensors
 
 PRECISIONS = ["f32", "split"]
@@ -258,3 +265,82 @@ def test_loss_falls(tiny):
     for _ in range(60):
         trainer.train_step()
     assert trainer.evaluate() < 0.9 * before
+
+
+def test_noise_goes_on_from_that_of_the_run_whose_export_this_one_began_with(tiny):
+    """A parent's 40 steps and a child's do not share a noise level; without a parent nothing changes."""
+    config, folder, manifest = tiny(recipe={"timestep_sampling": "uniform"})
+    info = require_flux(config.model.flux)
+    seen = []
+    for parent_steps in (0, 40):
+        child = Trainer(config, folder, dataset=manifest, info=replace(info, parent_steps=parent_steps))
+        reports = [child.train_step() for _ in range(2)]
+        seen.append([r.timesteps for r in reports])
+        assert child.step == 2
+        for r in reports:
+            counters = [(0, 0, parent_steps + r.step, i) for i in r.samples]
+            levels = [flow.timestep(config.recipe, child.data.shapes[i], *c) for i, c in zip(r.samples, counters, strict=True)]
+            assert r.timesteps == tuple(levels)
+    assert {t for r in seen[0] for t in r}.isdisjoint(t for r in seen[1] for t in r)
+
+
+def with_validation(manifest: dict, count: int) -> dict:
+    return {**manifest, "validation": manifest["samples"][:count]}
+
+
+def test_validation_repeats_bit_for_bit_and_knows_nothing_of_batches(tiny):
+    config, folder, manifest = tiny()
+    plain = Trainer(config, folder, dataset=manifest)
+    assert plain.validate() is None
+    trainer = Trainer(config, folder, dataset=with_validation(manifest, 7))
+    before = weights(trainer)
+    first = trainer.validate()
+    assert first == trainer.validate() and math.isfinite(first)
+    assert_equal(before, weights(trainer))
+    assert trainer.train_step() == replace(plain.train_step(), seconds=ANY)
+    assert trainer.validate() != first
+    single = replace(config, recipe=replace(config.recipe, batch_size=1))
+    swapped = replace(single, memory=replace(config.memory, blocks_to_swap=2))
+    assert Trainer(swapped, folder, dataset=with_validation(manifest, 7)).validate() == first
+
+
+def test_validation_is_that_of_the_pictures_held_out(tiny):
+    config, folder, manifest = tiny()
+    some, others = (Trainer(config, folder, dataset={**manifest, "validation": manifest["samples"][part]})
+                    for part in (slice(0, 2), slice(2, 4)))  # fmt: skip
+    assert some.validate() != others.validate()
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 7, 15, 16, 63, 64, 65, 1000])
+def test_what_is_measured_is_bounded_and_spread(samples):
+    pairs = flow.fixed_evaluations(samples, 64)
+    assert len(pairs) == len(set(pairs)) == min(64, 16 * samples)
+    assert pairs == flow.fixed_evaluations(samples, 64)
+    seen = [i for i, _ in pairs]
+    counts = [seen.count(i) for i in range(samples)] if samples <= 64 else [1]
+    assert max(counts) - min(counts) <= 1 and max(seen) < samples
+    gaps = [b - a for a, b in zip(sorted(set(seen)), sorted(set(seen))[1:], strict=False)]
+    assert not gaps or max(gaps) <= -(-samples // 64)
+    levels = [at for _, at in pairs]
+    assert {levels.count(at) for at in range(16)} <= ({4} if samples in (16, 64, 65, 1000) else {1, 2, 3, 4, 5})
+
+
+def test_usage_tells_of_the_steps_since(tiny):
+    config, folder, manifest = tiny()
+    trainer = Trainer(config, folder, dataset=manifest)
+    trainer.train_step()
+    found = trainer.usage()
+    assert found == {"vram_gb": 0.0, "ram_gb": ANY, "waits": {"up": 0.0, "down": 0.0}, "waits_for": "arithmetic"}
+    assert 0 < found["ram_gb"] < 64
+
+    class Waiting(Streams):
+        def waited(self):
+            return {"up": 3.0, "down": 1.0}
+
+    trainer.conveyor.streams = Waiting()
+    trainer.step, trainer.seconds = 5, trainer.seconds + 20.0
+    assert trainer.usage()["waits"] == {"up": 0.75, "down": 0.25}
+    trainer.step, trainer.seconds = 6, trainer.seconds + 20.0
+    assert trainer.usage()["waits_for"] == "up"
+    trainer.step, trainer.seconds = 7, trainer.seconds + 200.0
+    assert trainer.usage()["waits_for"] == "arithmetic"

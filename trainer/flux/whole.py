@@ -52,7 +52,7 @@ def whole_flux(info: FileInfo, inside: Mapping[str, TensorInfo], metadata: Mappi
     if unknown:
         return refused(path, "quantized", f"has weights of type {', '.join(unknown)}, which cannot be trained")
     variant, note = _variant(Path(path), bool(flux["guidance_embed"]), metadata)
-    steps = metadata.get("flux_fft.steps", "")
+    steps = metadata.get("flux_fft.total_steps") or metadata.get("flux_fft.steps", "")
     return replace(
         info, trainable=True, variant=variant, note=note, dtype=DTYPES[count.most_common(1)[0][0]],
         params=sum(count.values()), flux=flux,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..optim.average import AVERAGE
-from ..optim.base import averaged
+from ..optim.base import averaged, slice_storage
 from .pools import Layout, layout
 from .streams import COMPUTE, UP, Buffer
 
@@ -52,7 +52,7 @@ def _fill(conveyor: Conveyor, group: Group, slot: Buffer) -> None:
     assert group.here is not None
     streams, coming = conveyor.streams, deque[tuple[Layout, Buffer]]()
     for start, stop in group.chunks():
-        home = needed(group.home_slice(group.home, start, stop))
+        home = storage_of(group, start, stop)
         buffers = []
         if streams.staged:
             shape = layout({name: (t.dtype, tuple(t.shape)) for name, t in home.items()})
@@ -69,6 +69,7 @@ def _fill(conveyor: Conveyor, group: Group, slot: Buffer) -> None:
         conveyor.device.give(shape, buffer)
 
 
-def needed(storage: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What makes an average of the weights, out of all that is kept beside them."""
-    return {name: t for name, t in storage.items() if name.partition(".")[0] in (AVERAGE, "residual")}
+def storage_of(group: Group, start: int, stop: int) -> dict[str, Tensor]:
+    """What makes an average of elements ``start`` to ``stop`` of a group's weights, of all that is kept beside them."""
+    kept = {name: t for name, t in group.storage.items() if name.partition(".")[0] in (AVERAGE, "residual")}
+    return slice_storage(kept, start, stop, group.numel)

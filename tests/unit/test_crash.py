@@ -71,7 +71,7 @@ class Campaign:
     def __init__(self, run: RunDirectory, exports: Path, zygote: Zygote, seed: int) -> None:
         self.run, self.zygote, self.draw = run, zygote, random.Random(seed)
         self.export = exports / "model.safetensors"
-        self.fell = dict.fromkeys((*KINDS, "elsewhere"), 0)
+        self.fell: dict[str, int] = {kind: 0 for kind in KINDS}
         self.lasted = {"save": 0.05, "export": 0.02, "step": 0.1}
 
     def under_way(self) -> str:
@@ -116,7 +116,8 @@ def test_kills_at_random_instants_lose_nothing_but_what_came_after_the_last_save
     reference, exports, zygote = Reference(other), tmp_path / "exports", Zygote()
     exports.mkdir()
     campaign = Campaign(run, exports, zygote, seed=KILLS)
-    done, killed, left = 0, dict.fromkeys(VICTIMS, 0), ()
+    killed: dict[str, int] = {victim: 0 for victim in VICTIMS}
+    done, left = 0, ()
     try:
         while done < KILLS or min(campaign.fell[kind] for kind in KINDS) < done / 5:
             assert done < 3 * KILLS, f"the instants could not be hit: {campaign.fell}"

@@ -15,6 +15,10 @@ from pathlib import Path
 
 MAX_HEADER = 100 * 1024 * 1024
 """Longest header in bytes that the safetensors library accepts."""
+MOST_TENSORS = 100_000
+"""More tensors than any model has."""
+LIMIT = 2**63
+"""Sizes and places are less than this; numbers without end would take minutes to multiply."""
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
@@ -79,6 +83,8 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise Truncated(f"{path} is cut short within its header: download or copy it again")
     try:
         table = json.loads(raw.decode("utf-8"))
+        if len(table) > MOST_TENSORS:
+            raise ValueError(f"it names {len(table):,} tensors")
         metadata = {str(k): str(v) for k, v in (table.pop("__metadata__", None) or {}).items()}
         tensors = {name: _tensor(entry, 8 + length) for name, entry in table.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
@@ -96,6 +102,6 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 def _tensor(entry: dict, base: int) -> TensorInfo:
     begin, end = (int(v) for v in entry["data_offsets"])
     shape = tuple(int(v) for v in entry["shape"])
-    if not 0 <= begin <= end or any(side < 0 for side in shape):
+    if not 0 <= begin <= end < LIMIT or len(shape) > 64 or not all(0 <= side < LIMIT for side in shape):
         raise ValueError("a tensor lies outside of the data")
     return TensorInfo(str(entry["dtype"]), shape, base + begin, base + end)

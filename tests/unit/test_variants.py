@@ -164,6 +164,34 @@ def test_no_header_raises(tmp_path: Path, changes: dict, whole: bool) -> None:
     assert not info.trainable and info.reason and "\n" not in info.reason
 
 
+@pytest.mark.parametrize("header", [
+    f'{{"a":{{"dtype":"F32","shape":{json.dumps([10**4000] * 100)},"data_offsets":[0,4]}}}}',
+    f'{{"a":{{"dtype":"F32","shape":{json.dumps([9] * 100_000)},"data_offsets":[0,4]}}}}',
+    '{"a":{"dtype":"F32","shape":[1e400],"data_offsets":[0,4]}}',
+    f'{{"a":{{"dtype":"F32","shape":[1],"data_offsets":[0,{"9" * 4000}]}}}}',
+    '{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}',
+    '{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}',
+    '{"a":' + "[" * 200_000,
+    '{"a":' + "9" * 100_000 + "}",
+    '{"__metadata__":[],"a":[]}',
+    "{" + ",".join(f'"{i}":{{"dtype":"F32","shape":[],"data_offsets":[0,0]}}' for i in range(100_001)) + "}",
+], ids=lambda text: text[:20] + text[-8:])  # fmt: skip
+def test_headers_made_to_break_readers(tmp_path: Path, header: str) -> None:
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + b"1234")
+    check_refusal(tmp_path / "a.safetensors", "other", "is not a safetensors file: its header cannot be read")
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=30), st.binary(max_size=20))
+def test_no_name_raises(tmp_path: Path, name: str, content: bytes) -> None:
+    """Of a file in the header, and of the file itself."""
+    head = json.dumps({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + b"1")
+    for path in (tmp_path / "a.safetensors", tmp_path / name, f"{tmp_path}/{name}"):
+        reason = inspect_file(path).reason
+        assert reason and "\n" not in reason and len(reason.splitlines()) == 1
+
+
 def test_fingerprints(tmp_path: Path) -> None:
     model = init_weights_(build_meta(TINY, torch.float32).to_empty(device="cpu"), 0)
     path = tmp_path / "a.safetensors"

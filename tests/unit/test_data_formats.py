@@ -184,3 +184,13 @@ def test_colours_by_number_are_warned_of(tmp_path):
     at = data.index(b"colrnclx") + 8
     path.write_bytes(data[:at] + struct.pack(">HH", 9, 16) + data[at + 4 :])
     assert "HDR" in examine(path).warnings[0]
+
+
+def test_a_jpeg_xl_that_hides_its_size_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    pytest.importorskip("pillow_jxl")
+    formats.known_formats()
+    monkeypatch.setitem(Image.OPEN, "JXL", (lambda *a: pytest.fail("was decoded"), Image.OPEN["JXL"][1]))
+    for data in (JXL + struct.pack(">I4s", 1 << 20, b"Exif") + bytes(1000), JXL, b"\xff\x0a"):
+        (tmp_path / "a.jxl").write_bytes(data)
+        with pytest.raises(ImageProblem, match="size is not found"):
+            examine(tmp_path / "a.jxl")

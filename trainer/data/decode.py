@@ -79,8 +79,8 @@ def opened(path: str | Path, *, hashed: bool, glance: bool = False) -> Iterator[
             raise ImageProblem(path, f"is of a kind that is not read ({extension}): save it as PNG")
         source, head, digest = _read(path, hashed)
         with _strictly(), contextlib.ExitStack() as stack:
-            ahead = formats.jxl_size(head)
-            if ahead is None and formats.jxl_codestream(head) is not None:
+            known, ahead = formats.known_formats(), formats.jxl_size(head)
+            if ahead is None and "JXL" in known and formats.jxl_codestream(head) is not None:
                 raise ImageProblem(path, "is a JPEG XL whose size is not found: it is damaged, or no picture")
             if ahead is not None:
                 stack.enter_context(_BUDGET.take(_checked(path, ahead) * _COSTS["JXL"]))

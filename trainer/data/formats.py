@@ -170,7 +170,6 @@ def jxl_size(data: bytes) -> tuple[int, int] | None:
     small = take(1)
     height = side()
     ratio = take(3)
-    if ratio == 0:
-        return side(), height
-    over, under = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))[ratio - 1]
-    return height * over // under, height
+    over, under = ((0, 1), (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))[ratio]
+    width = height * over // under if ratio else side()
+    return (width, height) if used <= 8 * (len(data) - start - 2) else None

@@ -120,11 +120,10 @@ def _size(count: int) -> str:
 
 
 def _live(trainer: Trainer, options: ExportOptions) -> _Weights:
-    device = trainer.device.type
-    if options.lora_rank and device != "cpu":
+    if options.lora_rank and trainer.device.type != "cpu":
         trainer.park()  # the matrices are decomposed on the GPU
     entries = functools.partial(trainer.entries, "f32", ema=options.ema)
-    return _Weights(entries, trainer.step, trainer.config, trainer.info, device)
+    return _Weights(entries, trainer.step, trainer.config, trainer.info, str(trainer.device))
 
 
 def _saved(run: RunDirectory, options: ExportOptions) -> _Weights:

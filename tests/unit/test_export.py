@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from workers import wait_for
 
 from trainer import reread
 from trainer.bundle import companions
@@ -451,6 +455,52 @@ def test_an_export_can_be_given_up_at_any_moment(trained, tmp_path, options):
         with pytest.raises(ValueError, match="given up"):
             export(run, out / "a.safetensors", ExportOptions(**options), trainer=trainer, progress=report)
         assert left(out) == []
+
+
+@pytest.mark.parametrize("how", ["cancel", "quit"])
+def test_a_worker_leaves_off_exporting_when_it_is_told_to(tiny, serve, tmp_path, monkeypatch, how):
+    """Its progress is told meanwhile, and the file that was there stays."""
+    config, folder, manifest = tiny()
+    worker, client = serve(RunDirectory.create(folder, config, manifest))
+    (tmp_path / "a.safetensors").write_bytes(b"the file before")
+
+    def endless(path, entries, about, progress):
+        for done in itertools.count():  # a very slow disk
+            progress(done, 10**9)
+            time.sleep(0.01)
+
+    monkeypatch.setattr(reread, "compare", endless)
+    told: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            client.export(tmp_path / "a.safetensors", "bf16", overwrite=True)
+        except Exception as error:
+            told.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    now = wait_for(lambda: (client.status() or {}).get("exporting"))
+    assert now["what"] in ("writing", "checking") and now["total"] > 0
+    wait_for(lambda: (client.status()["exporting"] or {}).get("what") == "checking")
+    client.cancel_export() if how == "cancel" else worker.quit("the test says so")
+    asking.join(30)
+    assert "the export was stopped" in str(told[0])
+    assert (tmp_path / "a.safetensors").read_bytes() == b"the file before"
+    assert left(tmp_path) == ["a.safetensors", "run"]
+    if how == "cancel":
+        monkeypatch.undo()
+        assert client.status()["exporting"] is None
+        assert client.export(tmp_path / "a.safetensors", "bf16", overwrite=True)["step"] == 0
+
+
+def test_a_title_that_looks_like_a_hash_is_left_alone(trained, tmp_path):
+    run, trainer = trained
+    title = '"modelspec.hash_sha256":"0x' + "0" * 64
+    write(run, tmp_path / "a.safetensors", trainer, metadata={"modelspec.title": title, "a": "0x" + "0" * 64})
+    about = metadata(tmp_path / "a.safetensors")
+    assert about["modelspec.title"] == title and about["a"] == "0x" + "0" * 64
+    assert about["modelspec.hash_sha256"] != "0x" + "0" * 64
 
 
 def test_progress_ends_at_the_whole(trained, tmp_path):

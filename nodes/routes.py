@@ -12,7 +12,7 @@
 ``POST runs/NAME/save|lr``      a save point now; ``{"lr": number}`` from the next step
 ``POST runs/NAME/delete``       removes the run, ``{"stop": true}``: its worker is stopped first
 ``POST datasets``               ``{"name"}``: begins an upload, gives ``id``; then ``PUT datasets/ID?path=...`` each
-                                file (a .zip is unpacked), ``POST datasets/ID/finish``, or ``DELETE datasets/ID``
+                                file (a .zip on top is unpacked), ``POST datasets/ID/finish``, or ``DELETE datasets/ID``
 ``flux_fft.event``              the status and ``about``, with ``since``, ``n``, ``losses``, ``reset``, ``places``
 ==============================  ====================================================================================
 
@@ -156,7 +156,7 @@ async def _receive(request: Any) -> dict[str, Any]:
         return loop.run_in_executor(_threads, call, *args)
 
     upload = _uploads.get(key)
-    zipped = path.lower().endswith(".zip")
+    zipped = path.lower().endswith(".zip") and "/" not in path
     try:
         target = upload.spool() if zipped else await in_thread(upload.place, path)
         if target is None:

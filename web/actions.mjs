@@ -3,6 +3,7 @@
 
 import { api } from '../../scripts/api.js'
 
+import { figure } from './format.mjs'
 import { openWorkflowId } from './graph.mjs'
 import { runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
@@ -29,7 +30,7 @@ export function save(name) {
 export function setRate(name, rate) {
   return attempt(name, 'lr', '', async () => {
     await runs.post(name, 'lr', { lr: rate })
-    return TEXT.lrAsked(rate)
+    return TEXT.lrAsked(figure(rate))
   })
 }
 

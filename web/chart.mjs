@@ -25,7 +25,8 @@ export class LossChart {
     this.plot = make('div', 'plot')
     this.plot.tabIndex = 0
     this.plot.dataset.keys = ''
-    this.plot.title = TEXT.chartKeys
+    this.plot.setAttribute('role', 'group')
+    this.plot.setAttribute('aria-label', TEXT.chartKeys)
     this.svg = document.createElementNS(SVG, 'svg')
     this.svg.setAttribute('viewBox', `0 0 ${SIDE} ${SIDE}`)
     this.svg.setAttribute('preserveAspectRatio', 'none')

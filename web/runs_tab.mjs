@@ -33,6 +33,8 @@ class RunsTab {
     this.ends = new AbortController()
     this.rows = new Map()
     this.view = null
+    this.listed = false
+    this.missing = new Set()
     this.host = make('div')
     this.host.style.height = '100%'
     this.root = this.host.attachShadow({ mode: 'open' })
@@ -63,6 +65,7 @@ class RunsTab {
     this.rows.clear()
     const { runs: known } = await runs.list()
     if (this.ends.signal.aborted || this.view) return
+    this.listed = true
     for (const status of known) list.append(this._row(status))
     if (!known.length) this.box.append(make('p', 'none', TEXT.tab.none))
     this.rows.get(focus)?.button.focus()
@@ -102,7 +105,10 @@ class RunsTab {
     const row = this.rows.get(name)
     const run = runs.get(name)
     if (row && run?.status) this._fill(row, run.status, run)
-    else if (run?.status && this.rows.size) this.list()
+    else if (run?.status && this.listed && !this.missing.has(name)) {
+      this.missing.add(name) // it is asked for once: the list may leave it out
+      this.list()
+    }
   }
 
   openRun(name) {

@@ -13,17 +13,10 @@ import pytest
 from PIL import Image
 
 from tests.browser.canvas import Canvas
-from tests.browser.test_panel import demo, skip_old_vue, stop, wait_idle
+from tests.browser.test_panel import demo, skip_old_vue, stop, wait_idle, with_previews
 from tests.comfyui.server import Server
 
 EMPTY = {"last_node_id": 0, "last_link_id": 0, "nodes": [], "links": [], "version": 0.4}
-
-
-def with_previews(page: Canvas, every: int) -> None:
-    page.page.evaluate("""(every) => {
-      const settings = window.app.canvas.graph.nodes.find((n) => n.type === 'FluxFFTPreviewSettings')
-      settings.widgets.find((w) => w.name === 'every_n_steps').value = every
-    }""", every)
 
 
 @pytest.mark.parametrize("renderer, theme", [("classic", "dark"), ("vue", "light")])

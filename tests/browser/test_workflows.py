@@ -97,6 +97,20 @@ def test_example_opens_whole(canvas: Callable[..., Canvas], server: Server, path
     assert overlapping == [], "nodes lie on each other"
 
 
+def test_the_demo_opens_from_the_template_browser(canvas: Callable[..., Canvas]) -> None:
+    page = canvas()
+    page.page.evaluate("() => { window.app.extensionManager.command.execute('Comfy.BrowseTemplates') }")
+    page.page.get_by_text(PACK_NAME).last.click()
+    card = page.page.locator("h3[title*='demo on any machine']")
+    card.wait_for()
+    page.page.wait_for_timeout(1000)  # its picture
+    page.screenshot("templates")
+    card.click()
+    page.page.wait_for_function(
+        "() => window.app.canvas.graph.nodes.filter((n) => n.type === 'FluxFFTTrainSteps').length > 0")
+    assert "demo on any machine" in page.page.title()
+
+
 def _overlaps(page: Canvas) -> list[str]:
     return json.loads(page.page.evaluate("""() => {
       const boxes = window.app.canvas.graph.nodes.map((n) => ({

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from trainer.data.images import ImageProblem, examine, fit, load_image
+from trainer.config import DatasetConfig
+from trainer.data.images import ImageProblem, examine, fit, load_fitted, load_image
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -146,6 +147,19 @@ def test_a_changed_file_is_noticed(tmp_path):
     Image.fromarray(PIXELS[::-1]).save(path)
     with pytest.raises(ImageProblem, match="changed"):
         load_image(path, content_hash=seen)
+
+
+def test_loading_and_fitting_at_once_is_the_same(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    alpha = np.arange(54, dtype=np.uint8).reshape(6, 9, 1)
+    path = tmp_path / "a.png"
+    Image.fromarray(np.concatenate([PIXELS, alpha], axis=2)).save(path, exif=exif)
+    config = DatasetConfig(folder=".", background="#102030", crop="top")
+    expected = fit(load_image(path, "#102030"), (32, 32), "top")
+    assert (load_fitted(path, (32, 32), config, content_hash=examine(path).content_hash) == expected).all()
+    with pytest.raises(ImageProblem, match="changed"):
+        load_fitted(path, (32, 32), config, content_hash="0")
 
 
 def test_fit_covers_and_crops_the_centre():

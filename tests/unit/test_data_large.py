@@ -18,7 +18,7 @@ from trainer.data.images import ImageProblem, examine, fit, load_image
 MEASURE = """
 import sys
 from trainer.config import DatasetConfig
-from trainer.data.images import fit, load_image
+from trainer.data.images import load_fitted
 from trainer.data.scan import scan_folder
 
 def peak():  # of this program alone: getrusage's begins with what its parent had
@@ -28,8 +28,9 @@ def peak():  # of this program alone: getrusage's begins with what its parent ha
 report = scan_folder(DatasetConfig(folder=sys.argv[1], resolution=256))
 scanned = peak()
 for sample in report.samples[:1]:
-    pixels = fit(load_image(sample.path, content_hash=sample.content_hash), (256, 256), sys.argv[2])
-    print(pixels.shape[0], round(float(pixels.mean()) * 255))
+    config = DatasetConfig(folder=".", crop=sys.argv[2])
+    pixels = load_fitted(sample.path, (256, 192), config, content_hash=sample.content_hash)
+    assert pixels.shape == (192, 256, 3) and 0.3 < pixels.mean() < 0.7
 print(len(report.samples), report.samples[0].width, scanned, peak(), len(report.skipped))
 """
 

@@ -66,8 +66,7 @@ def _encode_images(todo: Todo, encode: Callable[[torch.Tensor], torch.Tensor], t
 
     def load(key: str) -> Any:
         s, mirrored = wanted[key]
-        picture = images.load_image(s.path, s.config.background, content_hash=s.content_hash)
-        pixels = images.fit(picture, s.bucket, s.config.crop)
+        pixels = images.load_fitted(s.path, s.bucket, s.config, content_hash=s.content_hash)
         return images.mirrored(pixels) if mirrored else pixels
 
     batches = list(_batches(order, lambda k: wanted[k][0].bucket))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageChops
@@ -15,17 +15,16 @@ from PIL import Image, ImageChops
 from ..config import DatasetConfig
 from . import colour
 from .crop import crop_box
-from .decode import MAX_PIXELS, ImageProblem, file_hash, frames, opened, orientation, turned
+from .decode import MAX_PIXELS, ImageProblem, frames, opened, orientation, turned
 from .formats import OTHER_EXTENSIONS, RAW_EXTENSIONS, extensions, looks_like_picture, unconverted_colours
 
 __all__ = [
     "MAX_PIXELS", "OTHER_EXTENSIONS", "RAW_EXTENSIONS", "Examined", "ImageProblem", "examine", "extensions",
-    "file_hash", "fit", "load_image", "load_opacity", "looks_like_picture", "mirrored", "same_pixels",
+    "fit", "load_fitted", "load_image", "loaded", "looks_like_picture", "mirrored", "same_pixels",
 ]  # fmt: skip
 
 _DEFAULTS = DatasetConfig(folder=".")
 _THUMBNAIL = (16, 16)
-_Out = TypeVar("_Out")
 
 
 @dataclass(frozen=True)
@@ -52,23 +51,29 @@ def load_image(path: str | Path, background: str = "#ffffff", *, content_hash: s
     One of more than ``MAX_PIXELS`` comes at 1/2, 1/4 or 1/8 of its size, where its format allows that.
     ``content_hash``: raise if the file's bytes are no longer those. Raises ``ImageProblem`` (a ``ValueError``).
     """
-    return _load(path, content_hash, lambda image: colour.to_rgb(image, background))
+    with loaded(path, content_hash) as (image, turn):
+        return turned(colour.to_rgb(image, background), turn)
 
 
-def load_opacity(path: str | Path, *, content_hash: str | None = None) -> Image.Image | None:
-    """The opacity of an upright picture (mode L, 255 opaque), or None if it is opaque all over."""
-    return _load(path, content_hash, colour.opacity)
+def load_fitted(
+    path: str | Path, bucket: tuple[int, int], config: DatasetConfig = _DEFAULTS, *, content_hash: str | None = None
+) -> np.ndarray:
+    """``fit`` of ``load_image`` by a dataset's settings, while the memory of the whole picture is still reserved."""
+    with loaded(path, content_hash) as (image, turn):
+        return fit(turned(colour.to_rgb(image, config.background), turn), bucket, config.crop)
 
 
-def _load(path: str | Path, content_hash: str | None, convert: Callable[[Image.Image], _Out]) -> _Out:
+@contextlib.contextmanager
+def loaded(path: str | Path, content_hash: str | None = None) -> Iterator[tuple[Image.Image, int]]:
+    """A decoded picture as its file has it, and how it must be turned. Raises as ``load_image`` does.
+
+    Its memory is reserved within: open no other picture there, which might wait for it.
+    """
     with opened(path, hashed=content_hash is not None) as found:
         if content_hash is not None and found.content_hash != content_hash:
             raise ImageProblem(path, "changed while it was being read: scan the folder again")
         found.image.load()
-        result = convert(found.image)
-        if isinstance(result, Image.Image):
-            result = turned(result, orientation(found.image))
-        return result
+        yield found.image, orientation(found.image)
 
 
 def examine(path: str | Path, config: DatasetConfig = _DEFAULTS, mask: str | Path | None = None) -> Examined:

@@ -9,8 +9,9 @@ import numpy as np
 from PIL import Image
 
 from ..config import DatasetConfig
-from . import images
+from . import colour, images
 from .crop import crop_box
+from .decode import turned
 
 FOLDER = "masks"
 _ENDINGS = (".mask", "-masklabel")
@@ -59,17 +60,23 @@ def latent_mask(path: str | Path, bucket: tuple[int, int], config: DatasetConfig
     over the picture. ``content_hash`` and ``mask_hash``: raise if the files' bytes are no longer those. Raises
     ``ImageProblem``.
     """
-    picture = images.load_image(path, config.background, content_hash=content_hash)
-    box, size = crop_box(picture, bucket, config.crop), (bucket[0] // 8, bucket[1] // 8)
+    size = bucket[0] // 8, bucket[1] // 8
     weight = np.ones(size[::-1], dtype=np.float32)
-    layers = []
+    with images.loaded(path, content_hash) as (image, turn):
+        picture = turned(colour.to_rgb(image, config.background), turn)
+        left, top, right, bottom = crop_box(picture, bucket, config.crop)
+        part = left / picture.width, top / picture.height, right / picture.width, bottom / picture.height
+        opacity = colour.opacity(image) if config.alpha == "mask" else None
+        if opacity is not None:
+            weight *= _averaged(turned(opacity, turn), part, size)
     if mask is not None and config.masks:
-        layers.append(images.load_image(mask, "#000000", content_hash=mask_hash).convert("L"))
-    if config.alpha == "mask":
-        layers.append(images.load_opacity(path, content_hash=content_hash))
-    for layer in layers:
-        if layer is not None:
-            x, y = layer.width / picture.width, layer.height / picture.height
-            part = (box[0] * x, box[1] * y, min(box[2] * x, layer.width), min(box[3] * y, layer.height))
-            weight *= np.asarray(layer.resize(size, Image.Resampling.BOX, box=part), dtype=np.float32) / 255
+        with images.loaded(mask, mask_hash) as (image, turn):
+            weight *= _averaged(turned(colour.to_rgb(image, "#000000").convert("L"), turn), part, size)
     return weight
+
+
+def _averaged(layer: Image.Image, part: tuple[float, float, float, float], size: tuple[int, int]) -> np.ndarray:
+    """A part (in shares of the whole) of a grey picture, averaged to ``size``: float32 [height, width] in 0..1."""
+    width, height = layer.size
+    box = part[0] * width, part[1] * height, min(part[2] * width, width), min(part[3] * height, height)
+    return np.asarray(layer.resize(size, Image.Resampling.BOX, box=box), dtype=np.float32) / 255

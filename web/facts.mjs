@@ -26,7 +26,7 @@ export function factsOf(status, loss, busy) {
     left: busy ? duration(status.seconds_left) : '',
     imagesPerSecond: figure(status.images_per_second),
     epoch: Number.isFinite(status.epoch) ? status.epoch.toFixed(status.epoch < 99.95 ? 1 : 0) : '',
-    vram: status.worker ? gigabytes(status.vram_gb) : '',
+    vram: status.worker && status.vram_gb > 0 ? gigabytes(status.vram_gb) : '', // none on a CPU
     ram: status.worker ? gigabytes(status.ram_gb) : '',
   }
 }
@@ -35,6 +35,7 @@ export function factsOf(status, loss, busy) {
 export function hintOf(run, state) {
   const status = run?.status ?? {}
   if (status.disk_low) return TEXT.diskLow(bytes(status.disk_low))
+  if (status.save_failed) return TEXT.saveFailed(status.save_failed)
   if (state === 'training') return trainingHint(status)
   if (state === 'paused') return TEXT.pausedHint(gigabytes(status.ram_gb))
   if (state === 'interrupted') return TEXT.goesOnFrom(count(status.resume_step ?? 0))

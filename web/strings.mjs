@@ -1,7 +1,10 @@
-// Every text that the panel, the sidebar and the toasts show, in one place, so that a further language is one further
-// table.
+// Every text that the panel, the sidebar and the toasts show, in one place. A further language is a further table of the
+// same shape in a module of its own; what it leaves out is English.
 
-export const TEXT = {
+/** Tables by ComfyUI's code for the language. */
+const TABLES = {}
+
+const EN = {
   states: {
     none: 'No run yet',
     created: 'Ready',
@@ -62,6 +65,7 @@ export const TEXT = {
   /** What the worker calls it, and what it is called here. */
   waits: { arithmetic: '', up: 'data on their way to the GPU', down: 'data on their way to RAM' },
   diskLow: (size) => `The disk is low: ${size} free, too little for another save point.`,
+  saveFailed: (error) => `The run is not saved: ${error}`,
   atTarget: (target, inMemory) =>
     `The run is at its target of ${target}, and saved. Queueing again trains nothing: raise steps to train further.${
       inMemory ? ' Stop frees the RAM now.' : ''}`,
@@ -149,3 +153,18 @@ export const TEXT = {
     dropped: 'dropped pictures',
   },
 }
+
+/** The language that the user has chosen in ComfyUI's settings. */
+function language() {
+  return globalThis.app?.extensionManager?.setting?.get?.('Comfy.Locale') ?? 'en'
+}
+
+function merged(base, other) {
+  return Object.fromEntries(Object.entries(base).map(([key, value]) => {
+    const put = other[key] ?? value
+    const isTable = typeof value === 'object' && !Array.isArray(value)
+    return [key, isTable ? merged(value, put === value ? {} : put) : put]
+  }))
+}
+
+export const TEXT = merged(EN, TABLES[language()] ?? {})

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.browser.canvas import Canvas
-from tests.comfyui.server import Server
+from tests.comfyui.server import Rejected, Server
 
 DEMO = Path(__file__).resolve().parents[2] / "example_workflows" / "Flux full fine-tune - demo on any machine.json"
 MANY = 1_000_000
@@ -179,6 +179,9 @@ def test_the_tools_of_the_panel(canvas: Callable[..., Canvas], server: Server) -
         assert len(page.nodes()) == nodes
         page.screenshot("panel-sampled")
         page.page.locator(".overlay .close").click()
+
+        with pytest.raises(Rejected, match="stop it first"):
+            server.post("/flux_fft/runs/tools/delete", {})
 
         # Another prompt waits: it is let through, then the run goes on.
         panel.press("through")
@@ -435,20 +438,43 @@ def test_a_worker_that_is_killed_shows_as_interrupted(canvas: Callable[..., Canv
     assert "queue" in shown["line"] and not shown["pause"] and not shown["stop"]
     page.show(train)
     page.screenshot("panel-interrupted")
+    panel.press("worker-log")
+    log = page.page.locator(".panel ~ dialog .log-text")
+    log.wait_for()
+    assert "worker" in log.inner_text()
+    page.screenshot("panel-log")
+    page.page.keyboard.press("Escape")
+    assert not log.count()
 
 
 def test_routes_refuse_what_is_not_there(server: Server) -> None:
-    def status(path: str, method: str = "GET") -> int:
+    def status(path: str, method: str = "GET", body: bytes = b"") -> int:
         try:
-            request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", method=method)
+            request = urllib.request.Request(f"http://127.0.0.1:{server.port}/flux_fft{path}", body or None,
+                                             method=method)
             with urllib.request.urlopen(request, timeout=20) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
-            assert json.load(error)["error"] and error.code in (400, 404, 409)
+            line = json.load(error)["error"]
+            assert line and "\n" not in line and error.code in (400, 404, 409)
             return error.code
 
-    assert status("/flux_fft/runs") == 200
-    assert status("/flux_fft/runs/missing") == 404
-    assert status("/flux_fft/runs/%2e%2e") == 400
-    assert status("/flux_fft/runs/..%2f..%2fuser") == 400
-    assert status("/flux_fft/runs/missing/pause", "POST") == 404
+    assert status("/runs") == 200
+    for what in ("", "/details", "/graph", "/log", "/samples/a.png"):
+        assert status(f"/runs/missing{what}") == 404, what
+        assert status(f"/runs/%2e%2e{what}") == 400, what
+        assert status(f"/runs/..%2f..%2fuser{what}") == 400, what
+    for action in ("pause", "stop", "save", "lr", "delete"):
+        assert status(f"/runs/missing/{action}", "POST") == 404, action
+        assert status(f"/runs/%2e%2e/{action}", "POST", b"{}") == 400, action
+        assert status(f"/runs/missing/{action}", "POST", b"[1") == 400, action
+    assert status("/datasets", "POST", b"no json") == 400
+    for method, end in (("PUT", "?path=a.png"), ("POST", "/finish"), ("DELETE", "")):
+        assert status(f"/datasets/0123456789abcdef{end}", method) == 404
+    began = server.post("/flux_fft/datasets", {"name": "../x"})
+    assert began["name"] == ".. x" or "/" not in began["name"]
+    assert status(f"/datasets/{began['id']}?path=..%2fa.png", "PUT", b"x") == 400
+    assert status(f"/datasets/{began['id']}/finish", "POST") == 404, "a refusal ended it"
+    began = server.post("/flux_fft/datasets", {"name": "empty"})
+    assert status(f"/datasets/{began['id']}/finish", "POST") == 400
+    assert not [p for p in (server.base / "input").iterdir() if "dataset-" in p.name]

@@ -6,9 +6,11 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from ..config import ALPHAS, ANIMATIONS, CAPTION_LINES, CROPS, MISSING_CAPTIONS, DatasetConfig, RecipeConfig
+from ..progress import Bar
 from .report import table
 from .scan import survey, why_not
 
@@ -69,15 +71,32 @@ def main(args: argparse.Namespace) -> int:
     """``python -m trainer scan``. Raises ``ValueError`` if no picture is usable, after printing what was found."""
     config = config_of(args)
     RecipeConfig(batch_size=args.batch_size)
-    report = survey(config)
+    report = survey(config, _progress())
     if args.json:
         told = report.as_dict() | {"steps_per_epoch": report.steps_per_epoch(args.batch_size)}
         sys.stdout.write(json.dumps(told, ensure_ascii=True) + "\n")
     else:
-        sys.stdout.write("\n".join(table(report, args.batch_size)) + "\n")
+        rate = report.usable / max(report.seconds, 1e-9)
+        speed = f"  scanned in {report.seconds:.1f} s, {rate:.0f} pictures a second"
+        sys.stdout.write("\n".join([*table(report, args.batch_size), speed]) + "\n")
     if problem := why_not(report):
         raise ValueError(problem)
     return 0
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    """A bar where somebody looks on."""
+    if not sys.stderr.isatty():
+        return None
+    bar = Bar(1)
+
+    def show(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done)
+        if done >= total:
+            bar.close(keep=False)
+
+    return show
 
 
 def config_of(args: argparse.Namespace) -> DatasetConfig:

@@ -102,6 +102,22 @@ def renew(run: RunDirectory) -> None:
         _known[run.path].generation += 1
 
 
+def renew_moments(run: RunDirectory) -> int:
+    """Have the run go on from the weights it has now with the optimizer's moments at zero; returns its step.
+
+    A worker that has it saves first, and goes.
+    """
+    from ..trainer.client import open_run
+
+    def stop() -> None:
+        if run.locked():
+            with open_run(run.path, launch=False, check=check_wanted) as its_worker:
+                its_worker.stop()
+
+    cancellable(stop)
+    return run.renew_moments()
+
+
 def require_data(run: RunDirectory) -> None:
     """Raise ``ValueError`` unless the cached latents and captions that the run is trained on are there."""
     try:

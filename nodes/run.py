@@ -27,8 +27,9 @@ class FluxFFTStart(io.ComfyNode):
                 io.Combo.Input("if_different", options=list(start.CHOICES), default=start.STOP,
                                tooltip="What to do if a run of this name has another model, dataset or optimizer. "
                                        f"'{start.CONTINUE}' keeps its weights and kind of optimizer and takes the "
-                                       f"rest from this graph; '{start.NEXT_NAME}' begins or finds name_2, name_3 "
-                                       "and so on."),
+                                       f"rest from this graph; '{start.FRESH}' keeps its weights and takes this "
+                                       "graph's optimizer, which begins without memory of earlier steps; "
+                                       f"'{start.NEXT_NAME}' begins or finds name_2, name_3 and so on."),
                 handles.Optimizer.Input("optimizer", optional=True,
                                         tooltip="How weights are changed. Not connected: NAdam at 3.5e-6."),
                 handles.Memory.Input("memory", optional=True,

@@ -24,9 +24,11 @@ from .encoders import Encoders
 from .handles import ModelHandle, RunHandle
 
 STOP, CONTINUE, NEXT_NAME = "stop and ask", "continue the run", "use the next free name"
-CHOICES = (STOP, CONTINUE, NEXT_NAME)
+FRESH = "continue with fresh moments"
+CHOICES = (STOP, CONTINUE, NEXT_NAME, FRESH)
 KEPT = ("model.flux", "model.loras", "optimizer.kind", "optimizer.state_format", "optimizer.weight_precision")
-"""What the weights and states of a run depend on: CONTINUE keeps these as they are in the run."""
+"""What the weights and states of a run depend on: CONTINUE keeps these as they are in the run. FRESH keeps the weights
+and takes the optimizer, whose moments begin at zero."""
 MOST_WARNINGS = 5
 TELL_SECONDS = 2.0
 """Between two lines about how fast the encoding goes."""
@@ -44,7 +46,7 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
     """Find or make the run. Raises ``ValueError`` in one line for all that the user can put right."""
     assert if_different in CHOICES
     require_flux(config.model.flux)
-    existing, config, notes = choose(config, if_different)
+    existing, config, notes, fresh = choose(config, if_different)
     model = dataclasses.replace(model, config=config.model)
     report = scan.scan_folder(config.dataset, progress=_bar(node_id), look=scans.look)
     bridge.unload_models()  # what they hold is free for the training
@@ -63,6 +65,8 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
     else:
         run = existing
         notes += pictures_changed(run, manifest)
+        if fresh:
+            notes.append(f"the optimizer's moments begin anew at step {registry.renew_moments(run)}")
         run.update(config, manifest)
         state = f"Run {run.name!r} goes on from step {run.status()['resume_step']}"
     registry.remember_model(run.uid, model)
@@ -71,21 +75,22 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
     return Started(RunHandle(name=run.name, uid=run.uid, step=0), lines)
 
 
-def choose(config: RunConfig, if_different: str) -> tuple[RunDirectory | None, RunConfig, list[str]]:
-    """The run to attach to (None: make one), the config to use, and the changes that are taken."""
+def choose(config: RunConfig, if_different: str) -> tuple[RunDirectory | None, RunConfig, list[str], bool]:
+    """The run to attach to (None: make one), the config to use, the changes taken, and whether moments begin anew."""
     for name in names(config.name):
         path = bridge.run_dir(name)
         wanted = dataclasses.replace(config, name=name)
         if not (path / "config.json").exists():
-            return None, wanted, []
+            return None, wanted, [], False
         run = RunDirectory(path)
         differences = compare(run.config, wanted)
         serious = [d for d in differences if d.grade != MAY_CHANGE]
         if not serious:
-            return run, wanted, [str(d) for d in differences]
-        if if_different == CONTINUE and all(d.grade != REFUSE for d in serious):
-            wanted = keep(run.config, wanted, serious)
-            return run, wanted, [str(d) for d in compare(run.config, wanted)]
+            return run, wanted, [str(d) for d in differences], False
+        if if_different in (CONTINUE, FRESH) and all(d.grade != REFUSE for d in serious):
+            fresh = if_different == FRESH
+            wanted = keep(run.config, wanted, serious, optimizer=not fresh)
+            return run, wanted, [str(d) for d in compare(run.config, wanted)], fresh
         if if_different != NEXT_NAME:
             raise ValueError(refusal(name, serious))
     raise AssertionError("names never end")
@@ -100,14 +105,14 @@ def names(name: str) -> Iterator[str]:
         number += 1
 
 
-def keep(old: RunConfig, new: RunConfig, differences: list[Difference]) -> RunConfig:
-    """``new`` with the run's own Flux and LoRAs, and its own optimizer if that is of another kind or format."""
+def keep(old: RunConfig, new: RunConfig, differences: list[Difference], *, optimizer: bool = True) -> RunConfig:
+    """``new`` with the run's own Flux and LoRAs, and its own ``optimizer`` if that is of another kind or format."""
     kept = {d.name for d in differences} & set(KEPT)
     for name in ("flux", "loras"):
         if f"model.{name}" in kept:
             model = dataclasses.replace(new.model, **{name: getattr(old.model, name)})
             new = dataclasses.replace(new, model=model)
-    if any(name.startswith("optimizer.") for name in kept):
+    if optimizer and any(name.startswith("optimizer.") for name in kept):
         new = dataclasses.replace(new, optimizer=old.optimizer)
     return new
 
@@ -117,7 +122,7 @@ def refusal(name: str, differences: list[Difference]) -> str:
     what = "; ".join(str(d) for d in differences)
     choices = f"set if_different to '{NEXT_NAME}'"
     if all(d.grade != REFUSE for d in differences):
-        choices += f" or '{CONTINUE}'"
+        choices += f", '{CONTINUE}' or '{FRESH}'"
     return f"run_name {name!r} exists and is another run ({what}): choose another run_name, or {choices}"
 
 

@@ -62,6 +62,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
                                                       " dataset_manifest; paths are relative to the file")
     sub.add_argument("--until", type=_count, required=True, metavar="N", help="step to train until; a run that is"
                                                                             " there already is left alone")
+    sub.add_argument("--fresh-moments", action="store_true", help="with --config: take another dataset or optimizer"
+                                                                  " too, on the run's weights")
     sub.add_argument("--save-every", type=_count, metavar="STEPS", help="steps between save points, for this time")
 
     add_commands(add)
@@ -183,13 +185,18 @@ def _inspect(args: argparse.Namespace) -> int:
     from .flux.variants import inspect_file
 
     info = inspect_file(args.file)
+    named = info.kind not in ("missing", "unreadable")
     if args.json:
         write_line(json.dumps(dataclasses.asdict(info)))
     elif info.trainable:
-        write_line(f"{info.path}: FLUX.1 {info.variant}, {info.params:,} parameters, {info.dtype}: it can be trained")
+        note = f" ({info.note})" if info.note else ""
+        write_line(f"{info.path}: FLUX.1 {info.variant}{note}, {info.params:,} parameters, {info.dtype}: it can be"
+                   " trained")  # fmt: skip
+    elif named:
+        write_line(info.reason)
     else:
         raise ValueError(info.reason)
-    return 0
+    return 0 if named else EXIT_USER_ERROR
 
 
 def _worker(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from .config import RunConfig
 from .data.manifest import cache_path_for, cache_root, check_manifest
 from .launch import LOG_FORMAT
 from .progress import Bar, training_text
-from .run import MAY_CHANGE, RunDirectory, RunLocked, compare
+from .run import MAY_CHANGE, REFUSE, RunDirectory, RunLocked, compare
 from .settings import from_dict
 from .worker import Worker
 
@@ -29,7 +29,8 @@ ON_THE_WAY = 60.0
 
 def train(args: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     """Train until ``args.until``; exit code and the run's last status. ``ValueError`` if that cannot be begun."""
-    run = from_config_file(Path(args.config), args.run_dir) if args.config else RunDirectory(args.run_dir)
+    run = (from_config_file(Path(args.config), args.run_dir, fresh=args.fresh_moments) if args.config
+           else RunDirectory(args.run_dir))
     bar = Bar(args.until)
     if run.worker_alive():
         bar.say(f"run {run.name!r} is open in a worker already: it trains there")
@@ -138,8 +139,10 @@ def _loss(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.4f}"
 
 
-def from_config_file(path: Path, run_dir: str | None) -> RunDirectory:
+def from_config_file(path: Path, run_dir: str | None, *, fresh: bool = False) -> RunDirectory:
     """The run that a settings file describes: made, or found and given its new settings.
+
+    ``fresh``: also settings that it was begun without, another dataset or optimizer, whose moments begin anew then.
 
     The file holds what ``config.json`` of a run holds, its paths relative to the file's folder, and may add
     ``run_dir`` (else it is given on the command line) and ``dataset_manifest``: the ``dataset.json`` of a run that was
@@ -166,12 +169,18 @@ def from_config_file(path: Path, run_dir: str | None) -> RunDirectory:
         return RunDirectory.create(root, config, manifest)
     run = RunDirectory(root)
     found = compare(run.config, config)
-    if serious := [d for d in found if d.grade != MAY_CHANGE]:
+    serious = [d for d in found if d.grade != MAY_CHANGE]
+    if [d for d in serious if not fresh or d.grade == REFUSE or d.name.startswith("model.")]:
         raise ValueError(f"run {run.name!r} was begun differently ({'; '.join(map(str, serious))}): choose another"
-                         " run_dir, or take the old settings")
-    if run.dataset["fingerprint"] != manifest["fingerprint"]:
-        raise ValueError(f"run {run.name!r} was begun with another dataset: choose another run_dir")
+                         " run_dir, take the old settings, or continue with --fresh-moments, which takes another"
+                         " dataset or optimizer")
+    others = run.dataset["fingerprint"] != manifest["fingerprint"]
+    if others and not fresh:
+        raise ValueError(f"run {run.name!r} was begun with another dataset: choose another run_dir, or continue with"
+                         " --fresh-moments")
     for difference in found:
         log.warning("%s", difference)
-    run.update(config)
+    if serious or others:
+        log.warning("the optimizer's moments begin anew at step %d", run.renew_moments())
+    run.update(config, manifest if others else None)
     return run

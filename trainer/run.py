@@ -268,6 +268,12 @@ class RunDirectory:
         """Have the run go on from what ``find_source`` gave; see ``sources``. Needs the lock."""
         return sources.take_back(self, source, skip=skip, why=why)
 
+    def renew_moments(self) -> int:
+        """Have the run go on from the weights it has with moments of zero; returns its step. ``RunLocked`` while open.
+        """
+        with self.lock():
+            return sources.renew_moments(self)
+
     def roll_back(self, step: int | None = None, *, fresh: bool = False) -> Source | None:
         """Go back to what was saved of ``step``, in a run that no worker has open; ``RunLocked`` if one has.
 

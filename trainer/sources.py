@@ -123,6 +123,16 @@ def take_back(run: RunDirectory, source: Source | None, *, skip: int | None = No
     return source
 
 
+def renew_moments(run: RunDirectory) -> int:
+    """Have the run go on from what it would go on from, with moments of zero; returns its step. The lock is held."""
+    source = run.source()
+    if source is None:  # they are
+        return 0
+    if not source.fresh:
+        run.note(resume={"step": source.step, "checkpoint": None})
+    return source.step
+
+
 def _nothing(run: RunDirectory, step: int | None, points: list[Source], weights: list[Source]) -> str:
     if step is not None and step in (w.step for w in weights):
         return (f"of step {step} run {run.name!r} has only a weights-only checkpoint: choose fresh moments"

@@ -39,13 +39,14 @@ def test_a_mixed_folder(tmp_path):
     write(tmp_path / "notes.md", "hello")
     write(tmp_path / ".hidden.png", "")
     draw(tmp_path / ".thumbs" / "a.png")
+    draw(tmp_path / "sub" / "@eaDir" / "a.jpg" / "THUMB_B.jpg")
     write(tmp_path / "photo.dng", "II*\0")
     calls = []
     report = scan_folder(config(tmp_path), lambda done, total: calls.append((done, total)))
     assert [s.relative for s in report.samples] == ["2.png", "10.PNG", "hidden_type.bin", "sub/it's a \u00e9.jpg"]
     assert [p for p, _ in report.skipped] == ["broken.png", "photo.dng"]
     assert "no picture" in report.skipped[0][1] and "RAW" in report.skipped[1][1]
-    assert report.ignored == 5  # two captions, notes, two hidden
+    assert report.ignored == 6  # two captions, notes, three hidden
     assert len(report.samples) + len(report.skipped) + report.ignored == sum(len(f) for _, _, f in os.walk(tmp_path))
     assert report.uncaptioned == 3
     by_name = {s.relative: s for s in report.samples}
@@ -56,7 +57,7 @@ def test_a_mixed_folder(tmp_path):
     assert any(path == "10.PNG" and "empty caption file" in what for path, what in report.warnings)
     assert calls == [(i, 6) for i in range(1, 7)]
     data = report.as_dict()
-    assert (data["images"], data["usable"], data["ignored"]) == (6, 4, 5)
+    assert (data["images"], data["usable"], data["ignored"]) == (6, 4, 6)
     assert data["captions"]["2.png"] == "a red square" and {"width": 80, "height": 48, "count": 1} in data["buckets"]
 
 

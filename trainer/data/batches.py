@@ -227,7 +227,8 @@ class Dataset:
                 outside, mask = record.get("outside_mask", 0.0), self._read("masks", record["mask"], i)[0].float()
                 weight = outside + (1 - outside) * (mask.flip(-1) if flip and "flipped" in record else mask)
             found.append(weight[None] * record.get("weight", 1.0))
-        return torch.stack(found)
+        weights = torch.stack(found)
+        return None if bool((weights == 1).all()) else weights
 
     def empty_caption(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The encoded empty caption: context [1, T, D] and pooled [1, P]."""

@@ -16,6 +16,13 @@ from .paths import find_folder, long_path, natural, shown
 from .tables import is_table
 
 
+_OF_THE_SYSTEM = frozenset((
+    "__MACOSX", "Thumbs.db", "desktop.ini", "$RECYCLE.BIN", "System Volume Information", "lost+found", "@eaDir",
+    "#recycle",
+))  # fmt: skip
+"""Names of files and folders that systems and network drives put among a user's own; some hold small pictures."""
+
+
 @dataclass(kw_only=True)
 class Listing:
     """The files of a folder and its sub-folders, as paths relative to it, in their natural order."""
@@ -107,9 +114,9 @@ def _files(folder: Path, unlisted: list[tuple[str, str]]) -> Iterator[tuple[str,
 
 
 def _hidden(relative: str) -> bool:
-    """The system's own: thumbnails, AppleDouble files, version control."""
+    """The system's own: thumbnails, waste, AppleDouble files, version control."""
     parts = relative.split(os.sep)
-    return any(part.startswith(".") for part in parts) or "__MACOSX" in parts or parts[-1] == "Thumbs.db"
+    return any(part.startswith(".") or part in _OF_THE_SYSTEM for part in parts)
 
 
 def _kind(relative: str, entry: os.DirEntry[str]) -> str:

@@ -105,7 +105,7 @@ def export(run: RunDirectory, path: str | os.PathLike[str], options: ExportOptio
     if options.lora_rank:
         told = ", " + _write_lora(target, weights, options, about, report)
     else:
-        _write(target, _model(weights, options), about | options.metadata, report)
+        _write(target, _model(weights, options), about | options.metadata, options, report)
     kind = f"LoRA of rank {options.lora_rank}, " if options.lora_rank else "all in one, " if options.all_in_one else ""
     size = target.stat().st_size
     text = f"{kind}{options.dtype}, {'average at ' if options.ema else ''}step {weights.step}, {_size(size)}{told}"
@@ -179,13 +179,15 @@ def _model(weights: _Weights, options: ExportOptions) -> list[Entry]:
     return entries
 
 
-def _write(target: Path, entries: Sequence[Entry], about: Mapping[str, str], report: Progress) -> None:
+def _write(target: Path, entries: Sequence[Entry], about: Mapping[str, str], options: ExportOptions,
+           report: Progress) -> None:
     from .reread import compare, put_hash
     from .weights import write_safetensors
 
     def inspect(part: Path) -> None:
         digest = compare(part, entries, about, lambda done, total: report("checking", done, total))
         put_hash(part, digest)
+        check_target(target, options.overwrite)  # one may have come meanwhile
 
     write_safetensors(target, entries, about, progress=lambda done, total: report("writing", done, total),
                       inspect=inspect)  # fmt: skip
@@ -207,7 +209,7 @@ def _write_lora(target: Path, weights: _Weights, options: ExportOptions, about: 
         try:
             write_safetensors(factors, made.entries(), progress=lambda done, total: report("extracting", done, total))
             kept = made.measure(factors, lambda done, total: report("measuring", done, total))
-            _write(target, copies(factors), about | as_metadata(kept) | options.metadata, report)
+            _write(target, copies(factors), about | as_metadata(kept) | options.metadata, options, report)
         finally:
             factors.unlink(missing_ok=True)
     return told(kept)

@@ -51,7 +51,7 @@ def low_rank(change: Tensor, rank: int, seed: str) -> tuple[Tensor, Tensor]:
     else:
         width = min(rank + max(16, rank // 4), m, n)
         basis = _orthonormal(change @ noise_like((n, width), "lora", seed).to(change.device))
-        for _ in range(ITERATIONS):
+        for _ in range(ITERATIONS if width < min(m, n) else 0):
             basis = _orthonormal(change @ _orthonormal(change.T @ basis))
         inner, values, right = torch.linalg.svd(basis.T @ change, full_matrices=False)
         left = basis @ inner

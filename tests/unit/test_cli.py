@@ -303,6 +303,8 @@ def test_model_files_and_plans(tiny, tmp_path):
     assert "it can be trained" in good("inspect", flux)
     assert json.loads(good("inspect", flux, "--json"))["variant"] == "dev"
     (tmp_path / "x.safetensors").write_text("no")
-    assert "x.safetensors" in refused("inspect", tmp_path / "x.safetensors")
+    assert "x.safetensors is a text file" in good("inspect", tmp_path / "x.safetensors"), "it could be named"
+    assert json.loads(good("inspect", tmp_path / "x.safetensors", "--json"))["trainable"] is False
+    assert "y.safetensors does not exist" in refused("inspect", tmp_path / "y.safetensors")
     plan = json.loads(good("plan", run.path, "--json"))
     assert plan["device"] == "cpu" and plan["ram_gb"] > 0 and "fits" in good("plan", run.path)

@@ -110,6 +110,15 @@ def test_the_weights_of_each_layout_are_found(tmp_path: Path, prefix: str, suffi
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
+def test_a_run_called_kontext_can_be_trained_on(tmp_path: Path) -> None:
+    assert inspect_file(fake(tmp_path / "kontext.safetensors", flux(), {"flux_fft.steps": "7"})).parent_steps == 7
+
+
+def test_other_files_tell_their_size(tmp_path: Path) -> None:
+    info = inspect_file(fake(tmp_path / "a.safetensors", flux(DEV, "F8_E4M3")))
+    assert (info.dtype, info.params, info.trainable) == ("f8_e4m3", 11_901_408_320, False)
+
+
 def test_a_few_leftover_numbers_do_no_harm(tmp_path: Path) -> None:
     assert require_flux(fake(tmp_path / "a.safetensors", flux() | {"step": ("F32", (1,))})).params == 11_901_408_320
 

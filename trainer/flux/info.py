@@ -15,7 +15,7 @@ WHERE = ", such as flux1-dev.safetensors (23.8 GB) of black-forest-labs/FLUX.1-d
 
 @dataclass(frozen=True, kw_only=True)
 class FileInfo:
-    """What a file or folder is. What follows ``reason`` is filled in only where ``trainable``."""
+    """What a file or folder is. What follows ``params`` is filled in only where ``trainable``."""
 
     path: str
     kind: str
@@ -29,9 +29,9 @@ class FileInfo:
     variant: str = ""
     """``dev`` (guidance-distilled: Krea too), ``schnell``, or ``de-distilled`` (a dev without guidance)."""
     dtype: str = ""
-    """``bf16``, ``f16`` or ``f32``: that of most of its parameters."""
+    """``bf16``, ``f16`` or ``f32``: that of most of its parameters (of another file: ``f8_e4m3``, ..., if it says)."""
     params: int = 0
-    """Number of parameters of the Flux in it."""
+    """Number of parameters of the Flux in it (of another file: of all numbers that it holds)."""
     prefix: str = ""
     """What stands before each of the Flux's names in the file."""
     norm_suffix: str = "scale"

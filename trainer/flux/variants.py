@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..header import Header, NotSafetensors, Truncated, read_header
 from . import kinds
@@ -56,7 +58,9 @@ def _inspect(path: str | os.PathLike[str]) -> FileInfo:
         for part in found.files:
             if refusal := kinds.by_first_bytes(part):
                 return refused(part if len(found.files) > 1 else path, *refusal)
-        return _by_header(path, _joined(found), found)
+        header = _joined(found)
+        info = _by_header(path, header)
+        return info if info.trainable else replace(info, **_size(header))
     except Truncated as error:
         if part := kinds.downloading(Path(path)):
             return refused(path, "downloading", f"is still being downloaded ({part} is beside it): wait for that")
@@ -81,9 +85,9 @@ def _by_place(path: Path, found: Located) -> kinds.Refusal | None:
         some = f"{found.missing[0]}{' and others' if len(found.missing) > 1 else ''}"
         return "incomplete", f"is a model in {len(found.missing) + len(found.files)} parts and lacks {some}:" \
                              f" put {'them' if len(found.missing) > 1 else 'it'} into the same folder"  # fmt: skip
-    if found.network and found.network != "FluxTransformer2DModel":
+    if path.is_dir() and found.network not in ("", "FluxTransformer2DModel"):
         return "other", f"holds a {found.network} (by its config.json), not a Flux"
-    if found.quantized:
+    if path.is_dir() and found.quantized:
         return "quantized", f"has weights quantized by {found.quantized} (by its config.json), which cannot be trained"
     if found.files:
         return None
@@ -124,11 +128,21 @@ _DIFFUSERS_BLOCK = re.compile(r"(single_)?transformer_blocks\.\d+\.(attn\.|norm1
 _OTHER_MODELS = ("vae.", "first_stage_model.", "text_encoders.", "cond_stage_model.", "conditioner.")
 
 
-def _by_header(path: str | os.PathLike[str], header: Header, found: Located) -> FileInfo:
+def _size(header: Header) -> dict[str, Any]:
+    """``dtype`` and ``params`` of a file that is no Flux to train: of all that it holds."""
+    count = Counter[str]()
+    for tensor in header.tensors.values():
+        count[tensor.dtype] += tensor.numel
+    most = count.most_common(1)
+    return {"dtype": most[0][0].lower() if most else "", "params": count.total()}
+
+
+def _by_header(path: str | os.PathLike[str], header: Header) -> FileInfo:
     names = header.tensors
     if called := kinds.lora(names):
-        instead = "choose the model that it was made for, and add it to that with Merge LoRA; else "
-        return refused(path, "lora", f"is {called}, not a whole model", instead + USE)
+        ours = "choose the model that it was made for, and add it to that with Merge LoRA; else "
+        instead = USE if "another model" in called else ours + USE
+        return refused(path, "lora", f"is {called}, not a whole model", instead)
     if len(names) > MOST:
         return refused(path, "other", f"holds {len(names):,} tensors, and no Flux has so many")
     layout = _layout(names)

@@ -111,6 +111,14 @@ class FakeStreams(Streams):
                 poison(tensor)
                 self._accesses.pop(tensor.untyped_storage().data_ptr(), None)
 
+    def let_go(self, buffer):
+        for event in (buffer.written, *buffer.read.values()):
+            if event is not None:
+                self._run_until(event)
+        for tensor in buffer.tensors.values():
+            poison(tensor)
+            self._accesses.pop(tensor.untyped_storage().data_ptr(), None)
+
     def synchronize(self):
         for name in SIDE:
             while self._queues[name]:

@@ -279,8 +279,8 @@ def test_noise_goes_on_from_that_of_the_run_whose_export_this_one_began_with(tin
         assert child.step == 2
         for r in reports:
             counters = [(0, 0, parent_steps + r.step, i) for i in r.samples]
-            levels = [flow.timestep(config.recipe, child.data.shapes[i], *c) for i, c in zip(r.samples, counters, strict=True)]
-            assert r.timesteps == tuple(levels)
+            expected = [flow.timestep(config.recipe, child.data.shapes[c[-1]], *c) for c in counters]
+            assert r.timesteps == tuple(expected)
     assert {t for r in seen[0] for t in r}.isdisjoint(t for r in seen[1] for t in r)
 
 

@@ -89,6 +89,21 @@ def test_all_is_unpinned_when_asked_and_when_nobody_needs_it():
     assert not driver.ranges
 
 
+def test_single_buffers_are_unpinned_and_their_share_of_the_limit_is_free_again():
+    driver = Driver()
+    of = memory(driver, limit=10 * PAGE)
+    for round_ in range(5):  # as inputs of ever larger pictures come and go
+        first, second = (of.zeros([4 * PAGE], torch.uint8) for _ in range(2))
+        first.fill_(round_)
+        of.free(first)  # while it is being pinned
+        assert len(driver.ranges) == 1 and of.pinned == 4 * PAGE and not of.holds(first) and of.holds(second)
+        assert (first == round_).all()
+        of.free(second)
+        of.free(second)
+        assert not driver.ranges and not of.pinned and not of.refused
+    of.free(torch.zeros(10))
+
+
 def test_ordinary_tensors_are_not_held():
     of = memory(Driver())
     of.zeros([PAGE], torch.uint8)

@@ -233,7 +233,7 @@ class Keeper:
             if kept.shape == _bytes_layout(self._largest):
                 pool.give(kept.shape, buffer)
             else:
-                self.streams.release(buffer)
+                pool.drop(buffer)
 
     def _send_for(self, kept: _Kept) -> None:
         if kept.here is not None or kept.home is None:

@@ -105,8 +105,17 @@ class PinnedMemory:
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in memory that is pinned; after ``ready``."""
-        storage = tensor.untyped_storage().data_ptr()
-        return -(-storage // PAGE) * PAGE in self._held
+        return _first_page(tensor) in self._held
+
+    def free(self, tensor: Tensor) -> None:
+        """Unpin one, and keep it no longer: the system has its memory back when the caller forgets it too."""
+        self.ready()
+        with self._lock:
+            pages = self._held.pop(_first_page(tensor), None)
+            if pages is not None:
+                self._unregister(pages.data_ptr())
+                self.pinned -= pages.numel()
+                self._asked -= pages.numel()
 
     def release(self) -> None:
         """Unpin everything; the tensors stay as they are."""
@@ -129,6 +138,11 @@ class PinnedMemory:
             if self.pinned - self._told >= TOLD_EVERY:
                 self._told = self.pinned
                 log.info("pinning host memory: %.0f GiB", self.pinned / (1 << 30))
+
+
+def _first_page(tensor: Tensor) -> int:
+    """Where the first whole page of a tensor's memory begins."""
+    return -(-tensor.untyped_storage().data_ptr() // PAGE) * PAGE
 
 
 def _release(held: dict[int, Tensor], unregister: Callable[[int], None], pool: ThreadPoolExecutor) -> None:

@@ -50,6 +50,13 @@ class Pool:
     def forget(self, shape: Layout) -> None:
         """Let go of the spare ones of a layout."""
         for buffer in self._spare.pop(shape, ()):
+            self.drop(buffer)
+
+    def drop(self, buffer: Buffer) -> None:
+        """Let go of one that was taken."""
+        if self.device is None:
+            self.streams.let_go(buffer)
+        else:
             self.streams.release(buffer)
 
     def free(self) -> None:

@@ -73,6 +73,9 @@ class Streams:
         for event in buffer.read.values():
             self.wait(COMPUTE, event)
 
+    def let_go(self, buffer: Buffer) -> None:
+        """Before the last reference to host memory is dropped: return when nothing is copied with it any more."""
+
     def copy(self, stream: str, target: Tensor, source: Tensor) -> None:
         """Put a copy on ``stream``; inside ``use``."""
         target.copy_(source)
@@ -176,6 +179,13 @@ class CudaStreams(Streams):
 
     def host_zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self._memory.zeros(shape, dtype)
+
+    def let_go(self, buffer: Buffer) -> None:
+        for event in (buffer.written, *buffer.read.values()):
+            if event is not None:
+                event.synchronize()
+        for tensor in buffer.tensors.values():
+            self._memory.free(tensor)
 
     def unpin(self) -> None:
         self.synchronize()

@@ -31,7 +31,7 @@ class FluxFFTMergeLoRA(io.ComfyNode):
                                tooltip="How much of the LoRA is added, as in ComfyUI's own LoRA loader. Negative takes "
                                        "it away; 0 leaves it out."),
             ],
-            outputs=[handles.Model.Output("model", display_name="model")],
+            outputs=[handles.Model.Output("merged", display_name="model")],
         )
 
     @classmethod

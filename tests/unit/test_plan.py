@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from trainer.config import (
 from trainer.flux.model import TINY, FluxParams, build_meta
 from trainer.flux.variants import FileInfo
 from trainer.loop import Trainer
-from trainer.memory import alternatives, footprint, machine, plan
+from trainer.memory import alternatives, disk, footprint, machine, plan
 from trainer.memory.pools import Pool
 from trainer.optim.base import make_storage, spec_from_config
 
@@ -215,9 +216,10 @@ def test_micro_batches_and_small_batches_take_less():
     assert planned(80, 256, batch_size=1).vram_gb < planned(80, 256).vram_gb
 
 
+@pytest.mark.parametrize("ema", [0.0, 0.99])
 @pytest.mark.parametrize("swap", [0, 1, 3, 6])
 @pytest.mark.parametrize("offload", ["on", "off"])
-def test_the_engine_takes_what_is_planned(tiny, monkeypatch, swap, offload):
+def test_the_engine_takes_what_is_planned(tiny, monkeypatch, swap, offload, ema):
     """Byte for byte, what the pools make and what is copied in a step."""
     monkeypatch.setattr("trainer.memory.arena.CHUNK", 1 << 15)
     monkeypatch.setattr("trainer.memory.conveyor.RING_BYTES", 1 << 20)
@@ -243,14 +245,14 @@ def test_the_engine_takes_what_is_planned(tiny, monkeypatch, swap, offload):
         shapes=[(8, 8)] * 4,
         optimizer={"weight_precision": "split"},
         memory={"blocks_to_swap": swap, "activation_offload": offload, "micro_batch": 2},
-        recipe={"batch_size": 4},
+        recipe={"batch_size": 4, "ema_decay": ema},
     )
     trainer = Trainer(config, folder, dataset=manifest, streams=Counting())
     trainer.train_step()
     copied.update(up=0, down=0)
     trainer.train_step()
     tokens = 16 + trainer.data.captions([0], [False])[0].shape[1]
-    stages = footprint.stage_sizes(dataclasses.asdict(params), config.optimizer)
+    stages = footprint.stage_sizes(dataclasses.asdict(params), config.optimizer, ema=ema > 0)
     size = footprint.footprint(stages, swap=swap, offload=offload == "on", on_gpu=True, pictures=4, micro=2,
                                tokens=tokens, hidden=128, compute=2)  # fmt: skip
     host, device = trainer.conveyor.host, trainer.conveyor.device
@@ -261,6 +263,13 @@ def test_the_engine_takes_what_is_planned(tiny, monkeypatch, swap, offload):
     gradients = sum(4 * n for n in trainer.conveyor._gradient_sizes.values())
     assert gradients == size.vram["gradients of one block"]
     assert (copied["up"], copied["down"]) == (size.up, size.down)
+    if ema:
+        before = dict(made)
+        trainer.predict(torch.randn(1, 16, 8, 8), torch.ones(1), *trainer.data.captions([0], [False]), None, ema=True)
+        new = {kind: made[device, kind] - before[device, kind] for kind in ("weights", "states")}
+        kinds = {shape for s in trainer.stages for g in s.arena.groups for shape in [g.weight_layout]}
+        assert new["weights"] <= sum(g[0][1].itemsize * g[0][2][0] for g in kinds)
+        assert new["states"] <= len(kinds) * size.vram["average on its way"]
 
 
 def test_activations_of_a_block_are_those_of_autograd():
@@ -369,3 +378,56 @@ def test_text_for_people_names_what_matters():
 def test_json_gives_the_plan_back():
     p = planned(32, 256)
     assert plan.from_dict(plan.to_dict(p)) == p
+
+
+def test_an_average_takes_two_bytes_more_for_every_parameter_and_is_what_is_given_up_first():
+    plain, kept = planned(32, 160), planned(32, 160, ema_decay=0.999)
+    assert kept.fits and kept.items["average of the weights"] == pytest.approx(2.016 * 11.9e9 / 2**30, rel=0.01)
+    assert kept.disk_gb - plain.disk_gb == pytest.approx(2 * kept.items["average of the weights"], abs=0.1)
+    poor = planned(32, 116, ema_decay=0.999)
+    assert not poor.fits and "no average of the weights" in next(r for r in poor.reasons if "would fit" in r)
+    assert planned(32, 116).fits and planned(32, 128, ema_decay=0.999).fits
+    poorer = planned(32, 64, ema_decay=0.999)
+    told = [r for r in poorer.reasons if "would fit" in r]
+    assert "int8 with weight_precision stochastic" in told[0] and "no average" in told[0]
+    assert plan.key(run_of(ema_decay=0.9), SQUARE, "cpu") != plan.key(run_of(), SQUARE, "cpu")
+
+
+def run_of(**recipe) -> RunConfig:
+    return RunConfig(name="r", model=ModelConfig(flux="f"), dataset=DatasetConfig(folder="d"),
+                     recipe=RecipeConfig(**recipe))  # fmt: skip
+
+
+def test_the_disk_is_counted_as_the_settings_fill_it():
+    def takes(**recipe) -> dict[str, float]:
+        found = planned(32, 128, **recipe).items
+        return {name.removeprefix("disk: "): size for name, size in found.items() if name.startswith("disk: ")}
+
+    two, four = takes(), takes(keep_save_points=3)
+    assert four["4 save points"] == pytest.approx(2 * two["2 save points"], rel=1e-3)
+    assert two["an export"] == pytest.approx(22.17, abs=0.05) and not [n for n in two if "checkpoint" in n]
+    few = takes(checkpoint_every_steps=100, keep_checkpoints=2)
+    assert few["3 checkpoints"] == pytest.approx(3 * two["an export"], rel=1e-3)
+    assert takes(checkpoint_every_steps=100)["1 checkpoint, of each"] == pytest.approx(two["an export"], rel=1e-3)
+    assert "all are kept" in planned(32, 128, checkpoint_every_steps=100).reasons[-1]
+
+
+def test_a_disk_that_is_too_small_is_told_and_does_not_keep_from_training(tmp_path, monkeypatch):
+    here = dataclasses.replace(machine.given(32, 128), disk_free=210 << 30)
+    assert not [r for r in plan.resolve(run_of(), info(), SQUARE, here).reasons if "disk" in r]
+    full = dataclasses.replace(here, disk_free=100 << 30)
+    found = plan.resolve(run_of(), info(), SQUARE, full)
+    (told,) = [r for r in found.reasons if "disk" in r]
+    assert found.fits and "room for 100.0 GiB" in told and f"{found.disk_gb:.1f} GiB" in told
+    free = disk.room(tmp_path / "not" / "yet")
+    assert free is not None and free > 0
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "old").write_bytes(b"x" * 1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=500))
+    assert disk.room(tmp_path) == 1500  # what is there makes way
+
+
+def test_the_command_counts_an_average_in(capsys):
+    wide = ["--preset", "flux-dev", "--vram", "32", "--ram", "160", "--state-format", "log16"]
+    plain, kept = asked(capsys, *wide), asked(capsys, *wide, "--ema")
+    assert kept["ram_gb"] - plain["ram_gb"] > 20 and "average of the weights" in kept["items"]

@@ -238,6 +238,27 @@ def test_a_training_begins_with_the_exact_sum(tiny, tmp_path: Path, precision: s
             assert torch.equal(value, plain[key])
 
 
+def test_what_is_exported_as_a_lora_can_be_merged_again(tiny, tmp_path: Path) -> None:
+    """Full rank, with whole matrices, biases and norms under the names that every ComfyUI reads."""
+    from trainer.export import ExportOptions, export
+    from trainer.loop import Trainer
+    from trainer.run import RunDirectory
+
+    config, folder, dataset = tiny(optimizer={"lr": 3e-3, "weight_precision": "split"})
+    run = RunDirectory.create(folder, config, dataset)
+    trainer = Trainer(config, folder, dataset=dataset)
+    trainer.train_step()
+    path = tmp_path / "lora.safetensors"
+    export(run, path, ExportOptions(lora_rank=128, dtype="f32"), trainer=trainer)
+    info = require_flux(config.model.flux)
+    lora = [LoraConfig(path=str(path))]
+    with open_source(config.model.flux, info, lora) as source, open_source(config.model.flux, info) as parent:
+        for each in trainer.entries("f32"):
+            trained = torch.cat([c.flatten() for c in each.chunks()])
+            assert not torch.equal(trained, parent.read(each.name)), each.name
+            assert torch.allclose(source.read(each.name), trained, atol=1e-6), each.name
+
+
 WRONG = {
     "no layer": ({"lora_unet_down_blocks_0.lora_up.weight": UP}, "key lora_unet_down_blocks_0.lora_up.weight"),
     "a block too many": ({"diffusion_model.double_blocks.2.img_attn.qkv.lora_B.weight": UP}, "double_blocks.2"),

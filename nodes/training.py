@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..trainer.files import write_json
 from . import bridge, pictures, registry
+from .bridge_checkpoints import list_checkpoints
 from .handles import PreviewSettings, RunHandle
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
     reached = RunHandle(name=handle.name, uid=handle.uid, step=target)
     status = run.status()
     at, panel = status["resume_step"], _panel()
+    list_checkpoints(run)  # those that were made without ComfyUI, too
     sampler = pictures.Sampler(run, previews)
     # A run that failed at its target may not have been saved there: its worker tries that again. Pictures that are
     # due where it is, and were cut short, are taken.
@@ -88,7 +90,7 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
     losses = [loss for step, loss in run.losses() if step > at]
     lines = [f"Trained run {run.name!r} from step {at} to {target} in {_duration(time.monotonic() - started)}"
              if at < target else f"Run {run.name!r} was at its target of {target}: what was left to do there is done"]
-    if (now := run.status())["step"] > target:
+    if ((now := run.status())["target"] or 0) > target:
         lines.append(f"Another program trains it on, to {now['target']}.")
     if losses:
         lines[0] += f"; loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
@@ -146,6 +148,8 @@ def _wait(client: WorkerClient, start: int, stop: int, target: int, bar: bridge.
         status = registry.cancellable(client.status, since=since, wait=POLL)
         since = status["last_event"]
         bar.update(max(status["step"] - start, 0))
+        if any(event["type"] == "checkpoint" for event in status["events"]):
+            list_checkpoints(client.run)
         bridge.throw_if_cancelled()
         time.sleep(PACE)
         state, step = status["state"], status["step"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -188,6 +189,21 @@ def test_no_header_raises(tmp_path: Path, changes: dict, whole: bool) -> None:
 def test_headers_made_to_break_readers(tmp_path: Path, header: str) -> None:
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + b"1234")
     check_refusal(tmp_path / "a.safetensors", "other", "is not a safetensors file: its header cannot be read")
+
+
+def test_strange_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (".", "", "/", "x" * 250, "x" * 300, "a/" * 3000, "~", "con", "a" + chr(0), chr(0xDC80)):
+        info = inspect_file(path)
+        assert not info.trainable and info.reason and "\n" not in info.reason, path
+    assert inspect_file(".").kind == inspect_file(tmp_path).kind == "folder"
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.safetensors")
+        check_refusal(tmp_path / "pipe.safetensors", "unreadable", "is a pipe or a device")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert inspect_file(tmp_path / "loop").kind == "unreadable"
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "blob")  # as the cache of Hugging Face has them
+    check_refusal(tmp_path / "gone.safetensors", "missing", "is a link to a file that is gone")
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

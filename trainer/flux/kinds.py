@@ -6,6 +6,7 @@ Each is named in a few words, with the way out. Key names read off ComfyUI's ``m
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,19 +21,20 @@ _UNFINISHED = (".part", ".crdownload", ".download", ".incomplete", ".opdownload"
 
 
 def by_name(path: Path) -> Refusal | None:
-    """What the name of a file, and of those beside it, says of it."""
+    """What can be said of a path without opening it: by its name, and by those beside it."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        return "unreadable", "is a pipe or a device, not a file"  # reading it might never end
     if path.name.lower().endswith(_UNFINISHED):
         return "downloading", "is a download that is not finished: wait for it, or begin it anew; then choose the file"
     # It makes the file in its whole length at once, so neither length nor header show what is missing.
-    if path.with_name(path.name + ".aria2").exists():
+    if os.path.exists(f"{path}.aria2"):
         return "downloading", f"is still being downloaded ({path.name}.aria2 is beside it): wait until that is gone"
     return None
 
 
 def downloading(path: Path) -> str:
     """The name of an unfinished download that stands for ``path``, which is missing or too short; empty: none."""
-    found = (path.with_name(path.name + suffix) for suffix in _UNFINISHED)
-    return next((p.name for p in found if p.exists()), "")
+    return next((path.name + suffix for suffix in _UNFINISHED if os.path.exists(f"{path}{suffix}")), "")
 
 
 def by_first_bytes(path: Path) -> Refusal | None:

@@ -68,7 +68,8 @@ def _inspect(path: str | os.PathLike[str]) -> FileInfo:
     except NotSafetensors as error:
         kind, reason = "other", f"{error}; {USE}"
     except (FileNotFoundError, NotADirectoryError):
-        kind, reason = "missing", f"{path} does not exist: choose a Flux .safetensors file"
+        gone = "is a link to a file that is gone" if os.path.islink(path) else "does not exist"
+        kind, reason = "missing", f"{path} {gone}: choose a Flux .safetensors file"
         if part := kinds.downloading(Path(path)):
             kind, reason = "downloading", f"{path} does not exist yet: {part} is a download that is not finished"
     except (OSError, ValueError) as error:  # a path with a NUL in it is a ValueError

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,10 +12,12 @@ from fake_streams import FakeStreams
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.meter import extra_memory
 from trainer import checkpoint
 from trainer.config import OptimizerConfig
 from trainer.loop import Trainer
 from trainer.memory import conveyor
+from trainer.optim import tile
 from trainer.optim.average import Fixed16, decay_at, difference
 from trainer.optim.base import averaged, make_storage, master, slice_storage, spec_from_config, update_chunk_
 from trainer.optim.rounding import noise_of
@@ -187,6 +191,66 @@ def test_slices_and_tiles_change_no_bit_and_the_weights_know_nothing_of_it(setti
     formats = {name: kind for name, kind in spec.state_format.items() if name != "ema"}
     without = run(replace(spec, state_format=formats, ema_decay=0.0), [], 1 << 20)
     assert all(torch.equal(whole[name], without[name]) for name in without)
+
+
+@pytest.mark.parametrize("kind", [{}, ADAN], ids=["nadam", "adan"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_update_with_it_takes_less_than_64_mb_more(monkeypatch, kind, dtype) -> None:
+    """With the tiles of a GPU, where the host must not look at the flag; and no more for a larger tensor."""
+    monkeypatch.setattr("trainer.optim.base._readable", lambda device: False)
+    monkeypatch.setattr("trainer.optim.base._tile_size", lambda *_: 1 << (20 if kind else 21))
+    spec = spec_from_config(OptimizerConfig(**kind), 7, 0.999)
+    peaks = []
+    for numel in (1 << 21, 5 << 20):
+        weight, grad = torch.zeros(numel, dtype=dtype), torch.ones(numel)
+        storage = make_storage(spec, numel, dtype)
+        ok = torch.ones((), dtype=torch.bool)
+        peaks.append(extra_memory(partial(update_chunk_, spec, weight, grad, storage, lr=1e-3, step=1, ok=ok)))
+    assert max(peaks) < 64 * 10**6 and peaks[1] < 1.05 * peaks[0], peaks
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler here")
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_compiled_code_writes_the_same_average_and_is_compiled_once(monkeypatch, dtype) -> None:
+    """Of weights that move alike its codes are the same; over steps that differ in their last bits, all but the same.
+    The decay rises from step to step, and one gradient is not finite."""
+    monkeypatch.setattr("trainer.optim.base._readable", lambda device: False)
+    plain = spec_from_config(OptimizerConfig(), 7, 0.999)
+    results = []
+    for compile in (False, True):
+        g = torch.Generator().manual_seed(0)
+        weight = torch.randn(1 << 18, generator=g).to(dtype)
+        storage = make_storage(plain, weight.numel(), dtype)
+        for step in range(1, 7):
+            grad = torch.randn(weight.numel(), generator=g)
+            if step == 3:
+                grad[0] = float("nan")
+            with torch._dynamo.config.patch(error_on_recompile=compile and step > 1):
+                update_chunk_(replace(plain, compile=compile), weight, grad, storage, lr=1e-3 / step, step=step)
+            if step == 1:
+                first = {name: t.clone() for name, t in storage.items() if name.startswith("ema")}
+        results.append((first, difference(storage, weight.numel()).clone()))
+    (first, eager), (other, compiled) = results
+    same = [(first[n] == other[n]).float().mean() for n in first]
+    assert min(same) > 0.999, same
+    assert (eager - compiled).norm() < 1e-3 * eager.norm()
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler here")
+@pytest.mark.slow
+def test_compiled_code_follows_the_same_weights_bit_for_bit() -> None:
+    """The rule's sums may differ in their last bits; what follows from the weights does not."""
+    spec = spec_from_config(OptimizerConfig(), 7, 0.999)
+    moved = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * 1e-4
+    noise, decay = noise_of(1, 3, [range(64)], CPU), torch.tensor(0.9375)
+    results = []
+    for follow in (tile._follow, torch.compile(tile._follow, fullgraph=True)):
+        storage = {"ema": torch.zeros(64, 256, dtype=torch.int16), "ema.scale": torch.zeros(64, dtype=torch.int32)}
+        for _ in range(3):
+            follow(spec, storage, moved, tile.Given(None, noise, decay=decay))
+        results.append(storage)
+    assert results[0]["ema"].any() and all(torch.equal(results[0][n], results[1][n]) for n in results[0])
 
 
 # -- in the engine

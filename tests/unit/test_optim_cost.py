@@ -20,8 +20,8 @@ from trainer.optim import (
     master,
     update_chunk_,
 )
+from trainer.optim.average import STORED
 from trainer.optim.base import _tile_size
-from trainer.optim.formats import FORMATS
 from trainer.optim.rounding import noise_of
 
 compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler here")
@@ -74,9 +74,9 @@ def test_passes_over_memory_stay_few(rule, state_format: str, kernels: int, traf
 
 @compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "u16pow"])  # its powers are floats
+@pytest.mark.parametrize("name", [name for name in STORED if name != "u16pow"])  # its powers are floats
 def test_compiled_codecs_write_the_same_codes(name: str) -> None:
-    kind = FORMATS[name]
+    kind = STORED[name]
     value = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-12, 2, 64)[:, None]
     value[3] = 0
     noise = noise_of(1, 3, [range(64)], torch.device("cpu"))

@@ -15,7 +15,6 @@ from .masks import is_mask
 from .paths import find_folder, long_path, natural, shown
 from .tables import is_table
 
-
 _OF_THE_SYSTEM = frozenset((
     "__MACOSX", "Thumbs.db", "desktop.ini", "$RECYCLE.BIN", "System Volume Information", "lost+found", "@eaDir",
     "#recycle",

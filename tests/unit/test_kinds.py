@@ -100,13 +100,16 @@ REFUSED: dict[str, tuple[str, str, Tensors, dict[str, str]]] = {
     "controlnet": ("controlnet", "is a ControlNet", flux(DEV | {"depth": 2, "depth_single_blocks": 0})
                    | {"controlnet_blocks.0.weight": ONE}, {}),
     "lora, kohya": ("lora", "is a LoRA", {"lora_unet_double_blocks_0_img_attn_proj.lora_down.weight": ONE}, {}),
-    "lora, diffusers": ("lora", "is a LoRA", {"transformer.transformer_blocks.0.attn.to_k.lora_A.weight": ONE}, {}),
+    "lora, diffusers": ("lora", "is a LoRA, not", {
+        "transformer.transformer_blocks.0.attn.to_k.lora_A.weight": ONE}, {}),
     "lora, bfl": ("lora", "is a LoRA", {"double_blocks.0.img_attn.qkv.lora_B.weight": ONE,
                                         "double_blocks.0.img_attn.norm.key_norm.scale": ("BF16", (128,))}, {}),
     "lokr": ("lora", "is a LoKr", {"lycoris_double_blocks_0_img_mlp_0.lokr_w1": ONE}, {}),
     "loha": ("lora", "is a LoHa", {"lora_unet_double_blocks_0_img_mlp_0.hada_w1_a": ONE}, {}),
     "dora": ("lora", "is a DoRA", {"lora_unet_double_blocks_0_img_mlp_0.lora_up.weight": ONE,
                                    "lora_unet_double_blocks_0_img_mlp_0.dora_scale": ONE}, {}),
+    "lora, wan": ("lora", "LoRA of another model", {"diffusion_model.blocks.0.cross_attn.k.lora_A.weight": ONE}, {}),
+    "lora, qwen": ("lora", "LoRA of another model", {"transformer_blocks.0.img_mlp.net.0.proj.lora_A.weight": ONE}, {}),
     "lora, xlabs": ("lora", "is a LoRA, not", {"double_blocks.0.processor.qkv_lora1.down.weight": ONE}, {}),
     "lora, onetrainer": ("lora", "is a LoRA, not", {
         "lora_transformer_single_transformer_blocks_0_attn_to_k.lora_down.weight": ONE}, {}),

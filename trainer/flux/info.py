@@ -63,6 +63,7 @@ class FileInfo:
         return self.prefix + parameter
 
 
+_PARTS = ("text_encoder", "vae")
 _SELF_HELP = ("downloading", "empty", "lfs", "html", "text", "archive", "folder", "truncated")
 """Kinds whose description says what to do: the right file may be near."""
 
@@ -75,5 +76,5 @@ def one_line(text: str) -> str:
 def refused(path: str | os.PathLike[str], kind: str, what: str, instead: str | None = None) -> FileInfo:
     """A file of another kind, or a Flux that cannot be trained: ``path what; instead``."""
     if instead is None:
-        instead = "" if kind in _SELF_HELP else USE + WHERE
+        instead = "" if kind in _SELF_HELP else ("as flux, " if kind in _PARTS else "") + USE + WHERE
     return FileInfo(path=str(path), kind=kind, reason=f"{path} {what}" + (f"; {instead}" if instead else ""))

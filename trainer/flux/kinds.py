@@ -114,8 +114,15 @@ def lora(names: Collection[str]) -> str:
                          ("lora_magnitude_vector", "DoRA")):  # fmt: skip
         if any(mark in name for name in names):
             return f"a {called}, a relative of LoRA"
-    flux = re.compile(r"(double|single)_blocks[._]\d|single_transformer_blocks[._]\d")
-    return "a LoRA" if any(flux.search(name) for name in names) else "a LoRA of another model than FLUX.1"
+    # Flux, SD3 and others share diffusers' transformer_blocks: only what is surely another's is called so.
+    ours = any(re.search(r"(double|single)_blocks[._]\d|single_transformer_blocks[._]\d", name) for name in names)
+    return "a LoRA" if ours or not any(map(_OTHERS_LORA.search, names)) else "a LoRA of another model than FLUX.1"
+
+
+_OTHERS_LORA = re.compile(
+    r"(down|up|mid|input|output|middle)_blocks?[._]|(^|[._])(joint_)?blocks[._]\d+[._](cross|self|x_block|context)|"
+    r"img_mlp[._]net|(^|[._])layers[._]\d+[._](attention|self_attn|feed_forward)"
+)
 
 
 def other_family(inside: Collection[str]) -> Refusal | None:

@@ -11,13 +11,17 @@ import threading
 from PIL import Image
 
 NOT_PICTURES = {"BUFR", "EPS", "FITS", "GRIB", "HDF5", "IPTC", "MCIDAS", "MPEG", "PDF", "PCD", "SPIDER", "WMF"}
-"""Formats that Pillow only stubs, that need other programs, or that match data that is no picture."""
+"""Formats that Pillow only stubs, reads in part (of a Photo CD a small copy, of FITS numbers without their scale), that
+need other programs, or that match data that is no picture."""
 RAW_EXTENSIONS = frozenset((
     ".3fr", ".arw", ".bay", ".cr2", ".cr3", ".crw", ".dcr", ".dcs", ".dng", ".drf", ".erf", ".fff", ".gpr", ".iiq",
     ".k25", ".kdc", ".mef", ".mos", ".mrw", ".nef", ".nrw", ".orf", ".pef", ".ptx", ".raf", ".raw", ".rw2", ".rwl",
     ".sr2", ".srf", ".srw", ".x3f",
 ))  # fmt: skip
-OTHER_EXTENSIONS = frozenset((".ai", ".emf", ".eps", ".exr", ".hdr", ".kra", ".psb", ".svg", ".svgz", ".wmf", ".xcf"))
+OTHER_EXTENSIONS = frozenset((
+    ".afphoto", ".ai", ".clip", ".emf", ".eps", ".exr", ".fits", ".hdr", ".jxr", ".kra", ".pcd", ".procreate", ".psb",
+    ".svg", ".svgz", ".wdp", ".wmf", ".xcf",
+))  # fmt: skip
 """Pictures to their owner, but not read here."""
 PLUGINS = {
     "AVIF": ("pillow_avif", "pillow-avif-plugin", (".avif", ".avifs")),

@@ -145,7 +145,9 @@ class Asked:
     def _halt(self) -> None:
         with self._lock:
             self._give_up_goal()
-            if self._session.state == "training":
+            now = self.run.log.history()
+            # One that rests on its way goes on by itself, which is not wanted any more.
+            if now.state == "training" or (now.state == "paused" and now.on_the_way is not None):
                 self._session.transition("paused")
 
     def _pause(self) -> None:

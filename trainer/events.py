@@ -53,7 +53,7 @@ TRANSITIONS: dict[str | None, tuple[str, ...]] = {
     "created": ("preparing",),
     "preparing": ("preparing", "training", "paused", "finished", "stopped", "failed"),
     "training": ("preparing", "paused", "finished", "stopped", "failed"),
-    "paused": ("preparing", "training", "stopped", "failed"),
+    "paused": ("preparing", "training", "paused", "stopped", "failed"),
     "finished": ("preparing", "training", "stopped", "failed"),
     "stopped": ("preparing",),
     "failed": ("preparing", "training", "stopped", "failed"),

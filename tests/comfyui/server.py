@@ -268,6 +268,8 @@ def _free_port() -> int:
 
 
 def _link(source: Path, target: Path) -> None:
+    if target.exists():  # a server that was there before
+        return
     try:
         os.symlink(source, target, target_is_directory=True)
     except OSError:  # Windows without the right to make links

@@ -118,6 +118,7 @@ def test_the_pauses_that_two_clients_ask_for_stand_side_by_side(tiny, serve):
         client.train(8)
         wait_for(lambda: client.status()["on_the_way"] == 6)
         client.pause()
+        assert client.status()["on_the_way"] is None and client.status()["state"] == "paused"
         other.train(8)
         status = wait_for_state(other, "finished")
         assert status["step"] == 8 and status["on_the_way"] is None

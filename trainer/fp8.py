@@ -4,7 +4,11 @@ The file has ``scaled_fp8`` (an fp8 tensor of two elements: products are made in
 small), and beside each fp8 matrix ``X.weight`` its ``X.scale_weight``, a float32 scalar; weight = fp8 * scale. ComfyUI
 0.3.64 reads just that (``comfy.ops.scaled_fp8_ops``); newer ones turn it into ``X.weight_scale`` and ``X.comfy_quant``
 (``comfy.utils.convert_old_quants``, 0.33.0). 0.3.64 holds all linear layers of such a file in fp8, biases too, and
-casts what is finer.
+casts what is finer (and warns that those have no scale).
+
+What stays bf16 was measured on the trained demo, as the error of the velocity: 3.8 % as it is, 5.0 % with the layers
+before and after the blocks in fp8 too (0.5 % less to store), 3.2 % with the modulation in bf16 (a quarter more), 6.2 %
+for a bare cast; bf16 0.4 %. At FLUX.1's width, with random weights: 3.1 % in 0.33.0, 6.4 % in 0.3.64.
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ def test_the_export_loads_and_computes_the_same(exported: tuple[Path, Path], ins
     # A weight in fp8 is off by 2.6 %, and so about is what comes out.
     small, said = in_comfyui(install, file.with_name("fp8.safetensors"), inputs, tmp_path)
     assert 0.001 < float((small - expected).norm() / expected.norm()) < 0.1
-    assert "unexpected" not in said.stderr and "missing" not in said.stderr
+    assert "unexpected" not in said.stderr
+    # 0.3.64 wants a scale for all linear layers, and takes 1 for those that are not fp8.
+    assert "missing" not in said.stderr or not install.at_least(0, 9, 0)
 
 
 def in_comfyui(

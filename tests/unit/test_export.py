@@ -19,6 +19,7 @@ from workers import wait_for
 
 from trainer import reread
 from trainer.bundle import companions
+from trainer.cli import main
 from trainer.config import LoraConfig
 from trainer.describe import describe
 from trainer.export import ExportOptions, export
@@ -527,3 +528,32 @@ def test_copies_are_given_in_parts(tmp_path):
     write_safetensors(tmp_path / "a.safetensors", [entry("w", torch.arange(10.0))])
     (copy,) = reread.copies(tmp_path / "a.safetensors", {"w": "other.w"}, chunk=4)
     assert copy.name == "other.w" and [c.tolist() for c in copy.chunks()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+# -- the command line
+
+
+def test_the_command_line_has_it_all(trained, tmp_path, capsys):
+    run, trainer = trained
+    dataset = dataclasses.replace(run.config.dataset, trigger_word="blorp")
+    run.update(dataclasses.replace(run.config, dataset=dataset))
+
+    def ask(*words: str) -> str:
+        code = main(["export", str(run.path), "--out", str(tmp_path / "a.safetensors"), "--overwrite", *words])
+        said = capsys.readouterr()
+        assert code == (2 if said.err else 0) and said.err.count("\n") <= 1
+        return said.out + said.err
+
+    assert ask("--dtype", "fp8").endswith("fp8, step 2, 1.2 MB\n")
+    assert "scaled_fp8" in load_file(tmp_path / "a.safetensors")
+    told = json.loads(ask("--lora", "4", "--json", "--include", "trigger"))
+    assert told["text"].startswith("LoRA of rank 4, bf16, step 2") and "% of the change" in told["text"]
+    assert metadata(tmp_path / "a.safetensors")["modelspec.trigger_phrase"] == "blorp"
+    assert "step 2" in ask("--from", "2", "--title", "A title")
+    about = metadata(tmp_path / "a.safetensors")
+    assert about["modelspec.title"] == "A title" and "blorp" not in json.dumps(about)
+    for words, line in ((("--from", "9"), "from_step is 9"), (("--ema",), "average"),
+                        (("--all-in-one",), "clip_l is not chosen"), (("--lora", "4", "--dtype", "fp8"), "a LoRA is")):
+        assert line in ask(*words)
+    assert "exported" in [e["type"] for e in run.events()]
+    assert left(tmp_path) == ["a.safetensors", "run"]

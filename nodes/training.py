@@ -115,8 +115,10 @@ def _keep_graph(run: RunDirectory, graph: dict[str, Any] | None, workflow: dict[
     """Keep what trains the run beside it, so that it can be queued again whatever the canvas shows then."""
     if graph is None:
         return
+    # The executor notes fingerprints in it, which would be taken for new ones when it is queued again.
+    prompt = {key: {name: node[name] for name in node if name != "is_changed"} for key, node in graph.items()}
     try:
-        write_json(run.path / GRAPH, {"prompt": graph, "workflow": workflow, "node_id": node_id})
+        write_json(run.path / GRAPH, {"prompt": prompt, "workflow": workflow, "node_id": node_id})
     except (OSError, ValueError, TypeError) as error:  # a full disk; a link that no client could have sent
         log.warning("the graph of run %s is not kept: %s", run.name, error)
 

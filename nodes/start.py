@@ -52,7 +52,7 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
     bridge.unload_models()  # what they hold is free for the training
     # Before anything is encoded: that can take an hour, in vain where the plan is impossible.
     shapes = [(height // 8, width // 8) for width, height in (sample.bucket for sample in report.samples)]
-    plan = planning.resolve(config, require_flux(config.model.flux), shapes)
+    plan = planning.resolve(config, require_flux(config.model.flux), shapes, folder=bridge.run_dir(config.name))
     # The memory that this run's own worker holds now is no longer free, but its own.
     if not plan.fits and not (existing is not None and existing.worker_alive()):
         raise ValueError("this training does not fit this machine: " + "; ".join(plan.reasons))

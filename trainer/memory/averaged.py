@@ -51,22 +51,24 @@ def _fill(conveyor: Conveyor, group: Group, slot: Buffer) -> None:
     """Have the average of a group, whose weights are on the device, be in ``slot``."""
     assert group.here is not None
     streams, coming = conveyor.streams, deque[tuple[Layout, Buffer]]()
-    for start, stop in group.chunks():
-        home = storage_of(group, start, stop)
-        buffers = []
-        if streams.staged:
-            shape = layout({name: (t.dtype, tuple(t.shape)) for name, t in home.items()})
-            coming.append((shape, buffer := conveyor.device.take(shape)))
-            with streams.use(UP, reads=[group.home], writes=[buffer]):
-                for name, tensor in home.items():
-                    streams.copy(UP, buffer[name], tensor)
-            home, buffers = buffer.tensors, [buffer]
-        with streams.use(COMPUTE, reads=[group.here, *buffers], writes=[slot]):
-            slot["weight"][start:stop].copy_(averaged(group.here["weight"][start:stop], home))
-        if len(coming) == WINDOW:
-            conveyor.device.give(*coming.popleft())
-    for shape, buffer in coming:
-        conveyor.device.give(shape, buffer)
+    try:
+        for start, stop in group.chunks():
+            home = storage_of(group, start, stop)
+            buffers = []
+            if streams.staged:
+                shape = layout({name: (t.dtype, tuple(t.shape)) for name, t in home.items()})
+                coming.append((shape, buffer := conveyor.device.take(shape)))
+                with streams.use(UP, reads=[group.home], writes=[buffer]):
+                    for name, tensor in home.items():
+                        streams.copy(UP, buffer[name], tensor)
+                home, buffers = buffer.tensors, [buffer]
+            with streams.use(COMPUTE, reads=[group.here, *buffers], writes=[slot]):
+                slot["weight"][start:stop].copy_(averaged(group.here["weight"][start:stop], home))
+            if len(coming) == WINDOW:
+                conveyor.device.give(*coming.popleft())
+    finally:
+        for shape, buffer in coming:
+            conveyor.device.give(shape, buffer)
 
 
 def storage_of(group: Group, start: int, stop: int) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import AUTO, RunConfig
@@ -75,12 +76,13 @@ def resolve(
     machine: Machine | None = None,
     *,
     explain: bool = True,
+    folder: Path | None = None,
 ) -> Plan:
     """The plan for a run on latents of ``shapes`` (h, w). ``machine`` stands in for this one.
 
-    ``explain``: where it does not fit, say what would.
+    ``explain``: where it does not fit, say what would. ``folder``: where the run is, or will be.
     """
-    machine = machine or this_machine(config.memory.device, config.memory.reserve_vram_gb)
+    machine = machine or this_machine(config.memory.device, config.memory.reserve_vram_gb, folder=folder)
     chosen, enough_vram, enough_ram = _best(config, info, shapes, machine)
     reasons = list(_why(config, chosen, machine, enough_vram, enough_ram))
     if explain and not (enough_vram and enough_ram):

@@ -136,6 +136,8 @@ def _kind(relative: str, entry: os.DirEntry[str]) -> str:
     if extension in CAPTION_EXTENSIONS:
         return "other"
     try:
+        if entry.stat().st_size == 0:  # some of the system's own block who reads them
+            return "other"
         with open(entry.path, "rb") as f:
             return "picture" if images.looks_like_picture(f.read(32)) else "other"
     except OSError:

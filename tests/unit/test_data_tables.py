@@ -97,6 +97,12 @@ def test_what_is_wrong_with_a_table_is_warned_of(folder, name, content, what):
     assert len(warned) == bool(what) and all(what in text for text in warned)
 
 
+def test_two_tables_that_say_the_same_are_one(folder):
+    for name in ("captions.csv", "metadata.csv"):
+        (folder / name).write_text("file_name,text\na.png,one\n", encoding="utf-8")
+    assert scan(folder).samples[0].captions == ("one",)
+
+
 def test_a_picture_called_like_a_table_has_it_for_itself(folder):
     (folder / "a.png").rename(folder / "captions.png")
     (folder / "captions.json").write_text('{"caption": "mine"}', encoding="utf-8")

@@ -48,7 +48,8 @@ class Tables:
             warn(name, f"has {len(bad)} rows without a file name or a caption (the first is row {bad[0]})")
         for file, texts in rows:
             key = _key(folder / os.path.dirname(relative), file)
-            self._rows.setdefault(key, []).extend(texts)
+            known = self._rows.setdefault(key, [])
+            known += [text for text in texts if text not in known]
             self._from.setdefault(key, name)
         return None
 

@@ -1,8 +1,9 @@
 """What saving costs: a save point beside a plain copy, with fsync, of as many bytes to the same disk.
 
 ``python -m benchmarks.save --json``. Both write in turn, the disk quiet before each; ``ratio`` is the median of the
-copy's seconds over the save's (above 1: saving is the faster). The copy reads files that were just written, so from
-memory where there is room. ``extra_ram_mb`` is the most that a save, a checkpoint or a load takes beside the engine.
+copy's seconds over the save's (above 1: saving is the faster). The copy reads files that were just read, so from
+memory where there is room, as the save does. ``extra_ram_mb`` is the most that a save, a checkpoint or a load takes
+beside the engine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from trainer.config import OPTIMIZERS, STATE_FORMATS, WEIGHT_PRECISIONS, MemoryC
 from trainer.files import CHUNK_BYTES
 from trainer.flux.model import PRESETS
 from trainer.loop import Trainer
-from trainer.savepoints import Source, write_save_point
+from trainer.savepoints import Source, verify, write_save_point
 from trainer.weights_only import write_checkpoint
 
 UID = "benchmark"
@@ -114,6 +115,7 @@ def measure(trainer: Trainer, folder: Path, rounds: int) -> dict[str, Any]:
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     seconds: dict[str, list[float]] = {name: [] for name in ("save", "copy", "checkpoint", "load")}
     for _ in range(rounds):
+        verify(made[-1].path)
         seconds["copy"].append(timed(lambda: copy(made[-1].path, folder / "copy")))
         shutil.rmtree(folder / "copy")
         shutil.rmtree(state)

@@ -66,6 +66,15 @@ def load_weights(stages: Sequence[Stage], path: str, info: FileInfo, loras: Sequ
         _fill(stages, source.read)
 
 
+def begin_anew(stages: Sequence[Stage], path: str, info: FileInfo, loras: Sequence[LoraConfig] = ()) -> None:
+    """``load_weights`` into arenas that were trained: the optimizer's memory of that goes as well."""
+    with open_source(path, info, loras) as source:  # if it cannot be opened nothing has changed
+        for _, group in _groups(stages):
+            for tensor in group.storage.values():
+                tensor.zero_()
+        _fill(stages, source.read)
+
+
 def _fill(stages: Sequence[Stage], read: Read) -> None:
     """Have the masters of all parameters be what ``read`` gives."""
     for _, group in _groups(stages):
@@ -156,6 +165,7 @@ def _write(path: Path, parts: Iterable[bytes | memoryview]) -> str:
             files.write(file, part)
             digest.update(part)
         files.sync(file)
+        files.forget(file)
     return digest.hexdigest()
 
 

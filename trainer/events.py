@@ -11,11 +11,13 @@
                 ``not_finite``: stages whose gradients were none, and that were left as they were; ``partial``:
                 ``[n, m]``, it was cut short when n of m stages were updated
 ``spike``       ``step``, ``loss``, ``usual``: that step's loss is far above those before it
-``bad_numbers``  ``step``, ``error``: loss or gradients were no numbers; the run goes back, or stops
+``bad_numbers``  ``step``, ``batch``, ``error``: the loss of that batch, or its gradients, were no numbers; the run
+                stops, or goes back
 ``eval``        ``step``, ``loss``: the loss over the whole set at fixed noise and timesteps
 ``validated``   ``step``, ``loss``: the same over the pictures that are never trained
 ``saved``       ``step``, ``seconds``: a save point is whole; ``save_failed``: ``step``, ``error``
 ``checkpoint``  ``step``, ``file``: a weights-only checkpoint is whole; ``checkpoint_failed``: ``step``, ``error``
+``damaged``     ``step``, ``error``: what was saved then is not as it was written, and is not looked at any more
 ``resumed``     ``step``: the weights are those of this step; later records are of a lost past. ``fresh``: and the
                 moments of the optimizer begin anew
 ``rolled_back`` ``step``, ``fresh``: the same, by the user's will or, with ``why``, by the run's own rules;

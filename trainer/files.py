@@ -71,6 +71,13 @@ def sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
+def forget(file: IO[bytes]) -> None:
+    """Have the system not remember a file that is on the disk: rather than that, it would swap out what is in use."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def no_room(error: OSError) -> bool:
     """Whether an error of the system says that the disk, a quota or the largest file is full."""
     return error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))

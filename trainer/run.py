@@ -284,7 +284,7 @@ class RunDirectory:
             if source is not None and source.path.is_dir() and (wrong := savepoints.verify(source.path)):
                 raise files.Damaged(wrong[0])
             self.take_back(source)
-            if "stopped" in TRANSITIONS[self.log.history().state]:
+            if "stopped" in TRANSITIONS.get(self.log.history().state, ()):
                 self.transition("stopped")
             return source
 

@@ -117,7 +117,11 @@ def take_back(run: RunDirectory, source: Source | None, *, skip: int | None = No
             note = {"step": at, "checkpoint": None if source.path.is_dir() else source.path.name}
     skipped = run.skipped if skip is None else (*run.skipped, skip)
     run.note(rollbacks=run.rollbacks + 1, resume=note, skipped=sorted(set(skipped)) or None)
-    savepoints.remove_later(*run.saved_in, at)
+    try:
+        savepoints.remove_later(*run.saved_in, at)
+    except OSError as error:
+        raise ValueError(f"run {run.name!r} cannot go back to step {at} yet: a later save point could not be removed"
+                         f" ({error.strerror or error}); close what has it open, then try again") from None
     told: dict[str, Any] = {"why": why, "skipped": skip, "fresh": note is not None or None}
     run.append("rolled_back", durable=True, step=at, **{k: v for k, v in told.items() if v is not None and v != ""})
     return source

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .events import OPEN_STATES
+from .sources import sources
 
 if TYPE_CHECKING:
     from .run import RunDirectory
@@ -16,7 +17,8 @@ def status(run: RunDirectory) -> dict[str, Any]:
     alive = run.worker_alive()
     with run.log.changed:
         known = run.log.history().summary()
-    saved, source = run.latest_save_point(), run.source()
+    found = sources(run)
+    saved = next((s for s in reversed(found) if not s.fresh), None)
     # A worker says that it prepares an instant before it says where it answers.
     starting = known["state"] == "preparing" and run.locked()
     if known["state"] in OPEN_STATES and not alive and not starting:
@@ -26,7 +28,7 @@ def status(run: RunDirectory) -> dict[str, Any]:
         "run": run.name,
         **known,
         "save_point_step": saved.step if saved else None,
-        "resume_step": known["step"] if alive else (source.step if source else 0),
+        "resume_step": known["step"] if alive else (found[-1].step if found else 0),
         "images_per_second": config.recipe.batch_size / rate if rate else None,
         "worker": "alive" if alive else None,
         "uid": run.uid,

@@ -217,6 +217,31 @@ def test_a_session_goes_on_from_the_one_before_and_says_so(saved):
     assert run.losses() == [(1, 1.0)]
 
 
+def test_a_disk_that_fills_up_costs_no_training_and_the_user_is_told(saved, monkeypatch):
+    run, _ = saved
+    one, told = Session(run, save_every=1, watch=lambda event: told.append(event)), []
+    full = [True]
+
+    def failpoint(deed: str, path: Path) -> None:
+        if full[0] and deed == "write" and path.suffix == ".safetensors":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "failpoint", failpoint)
+    with run.lock():
+        one.begin()
+        one.use(one.load())
+        one.transition("training", target=10)
+        before = [savepoints.verify(p.path) for p in run.save_points()]
+        assert one.step() == 3 and one.step() == 4
+        failed = [e for e in told if e["type"] == "save_failed"]
+        assert [e["step"] for e in failed] == [3, 4] and "free some space" in failed[0]["error"]
+        assert [p.step for p in run.save_points()] == [2] and before == [[], []] and run.status()["step"] == 4
+        assert sorted(os.listdir(run.path / "state")) == ["step-000002"]
+        full[0] = False
+        assert one.step() == 5
+    assert [p.step for p in run.save_points()] == [5] and told[-1]["type"] == "saved"
+
+
 def test_one_that_does_not_fit_is_no_damage(saved, tiny):
     run, _ = saved
     other = make(tiny, name="other", optimizer={"weight_precision": "split", "state_format": "f24"})

@@ -237,7 +237,7 @@ def test_a_save_point_that_does_not_fit_is_refused_before_anything_is_written(ti
     one = session(tiny)
     one.step()
     written = []
-    monkeypatch.setattr("trainer.checkpoint.write_safetensors", lambda path, *_: written.append(path))
+    monkeypatch.setattr("trainer.checkpoint._write", lambda path, *_: written.append(path))
     needed = sum(t.numel() * t.element_size() for t in tensors(one).values())  # each of its files would fit
     usage = shutil.disk_usage(one.run.path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=needed - 1))

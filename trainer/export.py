@@ -129,22 +129,16 @@ def _live(trainer: Trainer, options: ExportOptions) -> _Weights:
 def _saved(run: RunDirectory, options: ExportOptions) -> _Weights:
     """A save point or, where there is none of that step, a weights-only checkpoint."""
     from .checkpoint import saved_entries
+    from .saved import kept_at
 
-    config, points = run.config, run.save_points()
-    point = next((p for p in reversed(points) if options.from_step in (0, p.step)), None)
-    info, device = run.flux(resumed=True), _device()
-    if point is not None:
-        entries = functools.partial(saved_entries, point.path, "f32", ema=options.ema)
-        return _Weights(entries, point.step, config, info, device)
-    if not options.from_step:
+    source = kept_at(run, options.from_step) if options.from_step else run.latest_save_point()
+    if source is None:
         raise ValueError(f"run {run.name!r} has no save point: train it first")
-    found = {checkpoint.step: checkpoint.path for checkpoint in run.checkpoints()}
-    if options.from_step not in found:
-        have = ", ".join(str(s) for s in sorted({*(p.step for p in points), *found})) or "none"
-        raise ValueError(f"from_step is {options.from_step}: run {run.name!r} has no save point or checkpoint of that"
-                         f" step, it has {have}")  # fmt: skip
-    require(not options.ema, f"ema: the checkpoint of step {options.from_step} has no average, only save points have")
-    return _Weights(lambda: _checkpoint(found[options.from_step]), options.from_step, config, info, device)
+    entries = functools.partial(saved_entries, source.path, "f32", ema=options.ema)
+    if source.path.is_file():
+        require(not options.ema, f"ema: the checkpoint of step {source.step} has no average, only save points have")
+        entries = functools.partial(_checkpoint, source.path)
+    return _Weights(entries, source.step, run.config, run.flux(resumed=True), _device())
 
 
 def _checkpoint(path: Path) -> list[Entry]:

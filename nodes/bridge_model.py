@@ -155,7 +155,10 @@ def load_file(path: str, loras: Sequence[tuple[str, float]] = ()) -> Any:
     import comfy.sd
     import comfy.utils
 
-    model = comfy.sd.load_diffusion_model(path)
+    try:
+        model = comfy.sd.load_diffusion_model(path)
+    except RuntimeError as error:  # of sizes or names that it does not know
+        raise ValueError(f"this ComfyUI cannot load {path} ({' '.join(str(error).split())[:200]})") from None
     for lora, strength in loras:
         tensors = comfy.utils.load_torch_file(lora, safe_load=True)
         model, _ = comfy.sd.load_lora_for_models(model, None, tensors, strength, 0)

@@ -67,6 +67,7 @@ class FluxFFTCompare(io.ComfyNode):
         bar = bridge.Progress(1, cls.hidden.unique_id)
         with pictures.Sampler(directory, previews, saved=run.saved) as sampler:
             columns = _columns(sampler, run, steps, parent, average)
+            _check(sampler, run, columns)
             found: list[list[Path]] = []
             for i, (_, step, kind) in enumerate(columns):
                 bar.update(i, len(columns))
@@ -95,9 +96,9 @@ def _columns(sampler: pictures.Sampler, run: handles.RunHandle, steps: str, pare
             have = ", ".join(map(str, shown)) or "none"
             raise ValueError(f"steps has {lacking[0]}: run {run.name!r} has no pictures with these settings, no save "
                              f"point and no checkpoint of that step before {run.step}; it has {have}")
-    columns = [("parent", 0, "kept")] if parent else []
+    columns = [("parent", 0, "kept")] if parent and run.step else []
     columns += [(f"step {step}", step, "kept") for step in wanted if step != run.step]
-    columns.append((f"step {run.step}", run.step, ""))
+    columns.append((f"step {run.step}", run.step, "kept" if run.saved else ""))
     return columns + ([(f"average, step {run.step}", run.step, "average")] if average else [])
 
 
@@ -107,22 +108,36 @@ def _step(text: str) -> int:
     return int(text)
 
 
+def _check(sampler: pictures.Sampler, run: handles.RunHandle, columns: Sequence[tuple[str, int, str]]) -> None:
+    """Raise ``ValueError``, before minutes are spent on others, where a column cannot be had."""
+    recipe = sampler.run.config.recipe
+    for _, step, kind in columns:
+        if sampler.recorded(step, kind == "average") is not None:
+            continue
+        if kind == "average" and run.saved:
+            raise ValueError("average: it can only be sampled of the run as it is; connect Train Steps, or Open a Run "
+                             "at its latest step")
+        if kind == "average" and not recipe.ema_decay:
+            raise ValueError("average: this run keeps no average of its weights; set ema_decay in its recipe before "
+                             "training, or turn average off")
+        if kind != "kept":
+            registry.require_step(sampler.run, step, "no pictures with these settings were kept at that step")
+        elif step == 0 and not Path(sampler.run.config.model.flux).is_file():
+            raise ValueError(f"parent: {sampler.run.config.model.flux} is no file that ComfyUI can load; put it back, "
+                             "or turn parent off")
+
+
 def _pictures(sampler: pictures.Sampler, run: handles.RunHandle, step: int, kind: str) -> list[Path]:
     """The pictures of one column, sampled if they are not there."""
     found = sampler.recorded(step, kind == "average")
     if found is not None:
         return found
-    sampler.encode_prompts()
     if kind != "kept":
-        if not run.saved:
-            registry.require_step(sampler.run, step, "no pictures with these settings were kept at that step")
-        elif kind == "average":
-            raise ValueError("average: only the run as it is has one that can be sampled; take it from Train Steps or "
-                             "Open a Run at its latest step")
-        return sampler.take(step, average=kind == "average", tell=kind == "" and not run.saved)
+        return sampler.take(step, average=kind == "average", tell=not kind)
+    sampler.encode_prompts()
     registry.park(sampler.run)  # ComfyUI needs the VRAM now
-    model = _parent(sampler.run) if step == 0 else pictures.proxy(
-        handles.RunHandle(name=run.name, uid=run.uid, step=step, saved=True), sampler.run)
+    saved = handles.RunHandle(name=run.name, uid=run.uid, step=step, saved=True)
+    model = pictures.proxy(saved, sampler.run) if step else _parent(sampler.run)
     try:
         return sampler.take(step, model, tell=False)
     finally:
@@ -133,8 +148,6 @@ def _pictures(sampler: pictures.Sampler, run: handles.RunHandle, step: int, kind
 def _parent(run: RunDirectory) -> Any:
     """The Flux that the run began with, its merged LoRAs included, as ComfyUI's MODEL."""
     model = run.config.model
-    if not Path(model.flux).is_file():
-        raise ValueError(f"parent: {model.flux} is no file that ComfyUI can load; put it back, or turn parent off")
     return bridge_model.load_file(model.flux, [(lora.path, lora.strength) for lora in model.loras])
 
 

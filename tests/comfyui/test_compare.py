@@ -105,7 +105,15 @@ def test_the_run_alone_and_an_average_that_is_not_there(server: Server) -> None:
     assert result.text(grid) == "1 column: step 2"
     assert cells(pixels(server, grid, result), 1)[0][0].shape == (192, 192, 3)
     g[grid]["inputs"]["average"] = True
-    assert "average" in server.run(g).error
+    assert "keeps no average" in server.run(g).error
+    moved = server.home / "demo/flux_demo.safetensors"
+    hidden = moved.rename(moved.with_suffix(".hidden"))
+    g[grid]["inputs"] |= {"average": False, "parent": True}
+    try:
+        told = server.run(g)
+        assert told.error.startswith("parent") and "\n" not in told.error and told.error_node == grid
+    finally:
+        hidden.rename(moved)
 
 
 def test_pictures_are_made_as_small_as_asked(server: Server, tmp_path: Path) -> None:

@@ -4,6 +4,10 @@
 /** Tables by ComfyUI's code for the language. */
 const TABLES = {}
 
+function many(number, what) {
+  return `${number} ${what}${number === '1' ? '' : 's'}`
+}
+
 const EN = {
   states: {
     none: 'No run yet',
@@ -121,7 +125,7 @@ const EN = {
     exportAsked: 'The export is queued.',
     copy: 'Copy settings into the graph',
     copyTip: 'Set the widgets of our nodes in the open graph as this run has them; nodes that are not there are added.',
-    copied: (set, added) => `Settings copied: ${set} nodes set, ${added} added.`,
+    copied: (set, added) => `Settings copied: ${many(String(set), 'node')} set, ${added} added.`,
     delete: 'Delete',
     deleteAsk: (name, size) => `Delete ${name} with its samples and save points, ${size}? This cannot be undone.`,
     deleteLive: ' Its worker is stopped first.',
@@ -147,8 +151,8 @@ const EN = {
   drop: {
     sending: (name) => `Receiving the pictures of ${name} ...`,
     done: (name) => `Dataset ${name}`,
-    doneDetail: (pictures, texts, size, skipped) => `${pictures} pictures and ${texts} caption files, ${size}, are in `
-      + `ComfyUI's input folder.${skipped ? ` ${skipped} other files were left out.` : ''}`,
+    doneDetail: (pictures, texts, size, skipped) => `${many(pictures, 'picture')} and ${many(texts, 'caption file')}, `
+      + `${size}, in ComfyUI's input folder.${skipped ? ` Left out: ${many(skipped, 'other file')}.` : ''}`,
     failed: 'The pictures were not taken',
     dropped: 'dropped pictures',
   },

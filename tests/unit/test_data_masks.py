@@ -8,7 +8,7 @@ from trainer.config import DatasetConfig
 from trainer.data import masks
 from trainer.data.images import ImageProblem, examine, mirrored
 from trainer.data.masks import is_mask, latent_mask, pair
-from trainer.data.scan import survey
+from trainer.data.scan import scan_folder, survey
 
 
 def config(folder=".", **options):
@@ -162,3 +162,12 @@ def test_masks_turn_with_their_own_orientation(tmp_path):
     mask = save(tmp_path / "a.mask.png", stored, exif=exif)
     assert examine(picture, config(), mask).warnings == ()
     assert latent_mask(picture, (64, 32), config(), mask).tolist() == [[1] * 4 + [0] * 4] * 4
+
+
+def test_a_folder_of_nothing_but_masks_says_so(tmp_path):
+    save(tmp_path / "masks" / "venice.png", np.zeros((64, 64, 3)))
+    with pytest.raises(ValueError, match=r"no usable picture.*1 of them masks by their names") as caught:
+        scan_folder(config(tmp_path))
+    assert "\n" not in str(caught.value)
+    # Named as the dataset itself, it is a folder of pictures like any other.
+    assert [s.relative for s in scan_folder(config(tmp_path / "masks")).samples] == ["venice.png"]

@@ -66,6 +66,8 @@ def why_not(report: ScanReport) -> str:
         return ""
     text = f"dataset folder {report.folder} has no usable picture: looked there and in its sub-folders for PNG, JPEG,"
     text += f" WebP and other pictures, found {report.ignored} other files"
+    if report.masks:
+        text += f" ({report.masks} of them masks by their names: all in folders called 'masks', and name.mask.png)"
     if report.skipped:
         path, reason = report.skipped[0]
         text += f" and {len(report.skipped)} pictures that cannot be used (the first, {path}, {reason})"

@@ -142,6 +142,7 @@ def test_parts_that_are_missing_are_named(tmp_path: Path, theirs) -> None:
     for path in (tmp_path, parts[0], tmp_path / "diffusion_pytorch_model.safetensors.index.json"):
         check_refusal(path, "incomplete", words)
     (tmp_path / "diffusion_pytorch_model.safetensors.index.json").unlink()
+    fake(tmp_path / "a lora beside it.safetensors", {"x.lora_A.weight": ("F32", (1, 1))})
     check_refusal(tmp_path, "incomplete", words)
     (tmp_path / "elsewhere").rename(parts[1])
     assert require_flux(tmp_path).diffusers and fingerprint(tmp_path) == before

@@ -68,15 +68,15 @@ def _in_folder(folder: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     indexes = sorted((n for n in names if _INDEX.fullmatch(n)), key=lambda n: (not n.endswith("rs.index.json"), n))
     weights = [n for n in names if _is_weights(n)]
     plain = [n for n in weights if not _PART.fullmatch(n)]
-    for name in (f"{_STEM}.safetensors", *indexes, *(n for n in plain if n.startswith(_STEM)), *plain):
+    for name in (f"{_STEM}.safetensors", *indexes, *(n for n in plain if n.startswith(_STEM))):
         if name in indexes:
             return _in_index(folder / name)
-        # Of several models in a folder none is meant; diffusers' own name is no question.
-        if name in plain and (name.startswith(_STEM) or len(plain) == 1):
+        if name in plain:
             return (folder / name,), ()
-    first = next(iter(sorted(set(weights) - set(plain))), "")
-    part = _PART.fullmatch(first)
-    return _siblings(folder / first, part) if part and not plain else ((), ())
+    first = next((n for n in weights if n not in plain), "")
+    if part := _PART.fullmatch(first):
+        return _siblings(folder / first, part)
+    return ((folder / plain[0],), ()) if len(plain) == 1 else ((), ())  # of several models none is meant
 
 
 def _in_index(index: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:

@@ -105,10 +105,18 @@ class Engine:
         counters = {"step": self.step, "rollbacks": self.rollbacks, "since": self.since}
         return checkpoint.save_state(self.stages, directory, counters)
 
-    def load(self, source: Path | Source) -> None:
-        """Take up the state that ``save`` wrote, or whatever else a run goes on from; see ``checkpoint.load``."""
+    def load(self, source: Path | Source | None) -> None:
+        """Take up the state that ``save`` wrote, or whatever else a run goes on from; see ``checkpoint.load``.
+
+        None: the model's own weights, as before the first step.
+        """
         self.conveyor.park()
-        self.step, self.since = checkpoint.load(self.stages, source)
+        if source is None:
+            model = self.config.model
+            checkpoint.begin_anew(self.stages, model.flux, self.info, model.loras)
+            self.step = self.since = 0
+        else:
+            self.step, self.since = checkpoint.load(self.stages, source)
         for group in (group for stage in self.stages for group in stage.arena.groups):
             group.spec = replace(group.spec, since=self.since)
         self.updated = []

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .loop import StepReport, Trainer
-    from .savepoints import Source
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +103,8 @@ class Session(OpenedRun):
 
     def _bad_numbers(self, error: str, batch: int) -> int:
         """Stop, or go back and leave the batch out, as the recipe says."""
-        trainer = self._engine("training")
-        if trainer.config.recipe.on_bad_numbers != "roll back":
+        self.event("bad_numbers", step=self.run.log.history().step, batch=batch, error=error)
+        if self._engine("training").config.recipe.on_bad_numbers != "roll back":
             raise ValueError(error)
         return self._go_back("bad numbers", error, skip=batch)
 
@@ -136,26 +135,19 @@ class Session(OpenedRun):
         trainer = self._engine("loading")
         source = self.run.find_source(step, fresh=fresh)
         try:
-            if source is not None:
-                self._take_up(trainer, source)
-            self.run.take_back(source, why=why, skip=skip)
-            self._tell(self.run.events()[-1])
-            if source is None:  # the model's own weights
-                self.drop()
-                trainer = self.load()
-            trainer.rollbacks, trainer.skipped = self.run.rollbacks, self.run.skipped
-            self.use(trainer)
-        finally:
-            self.activity = "idle"
-        return trainer.step
-
-    def _take_up(self, trainer: Trainer, source: Source) -> None:
-        try:
             trainer.load(source)
-        except Damaged:
+            self.run.take_back(source, why=why, skip=skip)
+        except (Damaged, OSError):
+            # Half read, or it cannot be noted: the engine is to be where the events say that it is.
             self.run.resume(trainer.load)
             self.event("resumed", durable=True, step=trainer.step)
             raise
+        finally:
+            self.activity = "idle"
+        self._tell(self.run.events()[-1])
+        trainer.rollbacks, trainer.skipped = self.run.rollbacks, self.run.skipped
+        self.use(trainer)
+        return trainer.step
 
     # -- other deeds
 

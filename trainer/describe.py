@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 TEXTS = ("trigger", "captions", "paths")
 """What may be asked for besides: the trigger word; the captions' settings and texts; files and folders."""
 _ARCHITECTURES = {"schnell": "flux-1-schnell"}  # all others are made of dev
-_PATHS = ("folder", "validation_folder")
-_CAPTIONS = ("trigger_word", "fixed_caption", "caption_prefix", "caption_suffix")
+PATHS = ("folder", "validation_folder")
+CAPTIONS = ("trigger_word", "fixed_caption", "caption_prefix", "caption_suffix")
 HASH = "modelspec.hash_sha256"
 NO_HASH = "0x" + "0" * 64
 """Stands in a header for the hash of the data, which is known when all of it is written."""
@@ -70,7 +70,7 @@ def describe(run: RunDirectory, config: RunConfig, *, step: int, variant: str, d
 
 def _told(dataset: DatasetConfig, include: tuple[str, ...]) -> dict[str, Any]:
     """The settings of a dataset but for what was not asked for."""
-    hidden = {*(() if "paths" in include else _PATHS), *(() if "captions" in include else _CAPTIONS), "also"}
+    hidden = {*(() if "paths" in include else PATHS), *(() if "captions" in include else CAPTIONS), "also"}
     told = {name: value for name, value in to_dict(dataset).items() if name not in hidden}
     return told | ({"also": [_told(other, include) for other in dataset.also]} if dataset.also else {})
 

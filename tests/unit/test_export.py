@@ -406,6 +406,16 @@ def test_no_path_caption_or_trigger_word_unless_asked(trained):
     assert recipe["dataset"]["resolution"] == config.dataset.resolution and len(recipe["dataset"]["also"]) == 1
 
 
+def test_every_text_of_the_settings_is_hidden_or_one_of_few():
+    """A field that is added later is looked at."""
+    from trainer.config import DatasetConfig
+    from trainer.describe import CAPTIONS, PATHS
+
+    choices = {"crop", "alpha", "background", "animations", "missing_captions", "caption_lines"}
+    texts = {f.name for f in dataclasses.fields(DatasetConfig) if f.type == "str"}
+    assert texts == choices | {*CAPTIONS} | {*PATHS}
+
+
 # -- what goes wrong
 
 

@@ -8,6 +8,7 @@ beside its own (24 GB of RAM) for that; ComfyUI has its own ways to place a mode
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +66,7 @@ class FluxFFTCompare(io.ComfyNode):
         handles.whole("cell_side", cell_side, 0, 8192)
         directory = registry.open_directory(run)
         bar = bridge.Progress(1, cls.hidden.unique_id)
+        previews = dataclasses.replace(previews, average=False)  # each column says what it is of
         with pictures.Sampler(directory, previews, saved=run.saved) as sampler:
             columns = _columns(sampler, run, steps, parent, average)
             _check(sampler, run, columns)

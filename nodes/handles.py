@@ -58,6 +58,8 @@ class PreviewSettings:
     preview_seed: int
     every_n_steps: int = field(compare=False)
     """Train Steps samples at multiples of this; 0: only Preview nodes do."""
+    average: bool = False
+    """Of the running average of the weights."""
 
     def __post_init__(self) -> None:
         if not self.prompts:

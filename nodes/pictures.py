@@ -69,6 +69,16 @@ def proxy(handle: RunHandle, run: RunDirectory, *, parks: bool = True, average: 
     return bridge_model.proxy_model(dict(info.flux), predictor(handle, average), done)
 
 
+def require_average(run: RunDirectory, saved: bool) -> None:
+    """Raise ``ValueError`` unless the running average of the run's weights can be sampled."""
+    if saved:
+        raise ValueError("average: it can only be sampled of the run as it is; open the run at its latest step, or turn"
+                         " average off")
+    if not run.config.recipe.ema_decay:
+        raise ValueError(f"average: run {run.name!r} keeps no average of its weights; set ema_decay in Training Recipe,"
+                         " or turn average off")
+
+
 @dataclasses.dataclass(frozen=True)
 class Kept:
     """The pictures of one step, in the order of the prompts."""
@@ -90,6 +100,8 @@ class Sampler:
     """
 
     def __init__(self, run: RunDirectory, settings: PreviewSettings | None, *, saved: bool = False) -> None:
+        if settings is not None and settings.average:
+            require_average(run, saved)
         self.run, self.settings = run, settings
         self._encoders: Encoders | None = None
         self._saved = saved
@@ -164,7 +176,7 @@ class Sampler:
         assert self._encoders is not None
         if model is None:
             handle = RunHandle(name=self.run.name, uid=self.run.uid, step=step, saved=self._saved)
-            model = proxy(handle, self.run, parks=False, average=average)
+            model = proxy(handle, self.run, parks=False, average=average or self.settings.average)
         s = self.settings
         paths = self.paths(step, average)
         try:
@@ -183,7 +195,8 @@ class Sampler:
         about = dataclasses.asdict(self.settings)
         about.pop("every_n_steps")
         about["prompt"] = about.pop("prompts")[index]
-        about |= {"average": True} if average else {}
+        of_average = about.pop("average") or average
+        about |= {"average": True} if of_average else {}
         run = self.run
         return {"run": run.name, "uid": run.uid, "rollbacks": run.rollbacks, "step": step, "index": index} | about
 

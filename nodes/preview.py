@@ -43,13 +43,16 @@ class FluxFFTPreviewSettings(io.ComfyNode):
                 io.Int.Input("every_n_steps", default=250, min=0, max=10_000_000,
                              tooltip="Train Steps samples at every multiple of this many steps; 0: only Preview "
                                      "nodes do. Lower it to see more, raise it to train with fewer breaks."),
+                io.Boolean.Input("average", default=False, optional=True,
+                                 tooltip="Sample the running average of the weights, which Training Recipe's ema_decay "
+                                         "keeps. Turn it on to see what an export of the average would give."),
             ],
             outputs=[handles.Previews.Output("previews", display_name="previews")],
         )
 
     @classmethod
     def execute(cls, prompts, width, height, sampler_name, scheduler, sampling_steps, guidance, cfg, preview_seed,
-                every_n_steps) -> io.NodeOutput:
+                every_n_steps, average=False) -> io.NodeOutput:
         lines = tuple(line.strip() for line in prompts.splitlines() if line.strip())
         samplers, schedulers = bridge_model.samplers()
         for name, value, choices in (("sampler_name", sampler_name, samplers), ("scheduler", scheduler, schedulers)):
@@ -58,7 +61,7 @@ class FluxFFTPreviewSettings(io.ComfyNode):
         return io.NodeOutput(handles.PreviewSettings(
             prompts=lines, width=width, height=height, sampler=sampler_name, scheduler=scheduler,
             sampling_steps=sampling_steps, guidance=guidance, cfg=cfg, preview_seed=preview_seed,
-            every_n_steps=every_n_steps))
+            every_n_steps=every_n_steps, average=bool(average)))
 
 
 class FluxFFTPreview(io.ComfyNode):

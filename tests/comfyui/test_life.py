@@ -224,3 +224,21 @@ def test_another_optimizer_is_taken_with_fresh_moments(server: Server) -> None:
     again = server.run(g, seconds=240)
     assert not again.error and begun not in again.executed
     assert server.steps("fresh") == [1, 2, 3, 4, 5]
+
+
+def test_previews_may_be_of_the_average(server: Server) -> None:
+    g = Graph()
+    recipe = with_defaults(server, g, "FluxFFTRecipe", batch_size=4, ema_decay=0.5)
+    previews = with_previews(g, every=2)
+    g[previews]["inputs"]["average"] = True
+    train(g, demo(g)._replace(recipe=recipe.out(0)), "averaged", 3, previews=previews)
+    assert not server.run(g, seconds=240).error
+    about = [json.loads(p.read_text(encoding="utf-8")) for p in (server.home / "averaged/samples").glob("*.json")]
+    assert [(a["step"], a["average"]) for a in about] == [(2, True)]
+
+    g = Graph()
+    previews = with_previews(g, every=2)
+    g[previews]["inputs"]["average"] = True
+    trained = train(g, demo(g), "plain", 3, previews=previews)
+    result = server.run(g)
+    assert result.error_node == trained and "ema_decay" in result.error and server.steps("plain") == []

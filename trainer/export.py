@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files
 from .describe import TEXTS, describe, parent_of
+from .model_note import fingerprint_of, noted_fingerprint
 from .settings import one_of, require, whole
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def export(run: RunDirectory, path: str | os.PathLike[str], options: ExportOptio
                      lora_rank=options.lora_rank, ema=options.ema, include=options.include)  # fmt: skip
     told = ""
     if options.lora_rank:
-        told = ", " + _write_lora(target, weights, options, about, report)
+        told = ", " + _write_lora(run, target, weights, options, about, report)
     else:
         _write(target, _model(weights, options), about | options.metadata, options, report)
     kind = f"LoRA of rank {options.lora_rank}, " if options.lora_rank else "all in one, " if options.all_in_one else ""
@@ -187,7 +188,7 @@ def _write(target: Path, entries: Sequence[Entry], about: Mapping[str, str], opt
                       inspect=inspect)  # fmt: skip
 
 
-def _write_lora(target: Path, weights: _Weights, options: ExportOptions, about: dict[str, str],
+def _write_lora(run: RunDirectory, target: Path, weights: _Weights, options: ExportOptions, about: dict[str, str],
                 report: Progress) -> str:
     """Write the LoRA by way of a file of its factors, so that what they keep is known for the header."""
     from .checkpoint import DTYPES as PLAIN
@@ -197,7 +198,7 @@ def _write_lora(target: Path, weights: _Weights, options: ExportOptions, about: 
 
     factors = target.with_name(f"{files.PART}{target.name}-{secrets.token_hex(4)}")
     dtype = dtype_name(PLAIN[options.dtype])
-    with _parent(weights) as parent:
+    with _parent(run, weights) as parent:
         made = Extraction(weights.entries(), parent, options.lora_rank, dtype, weights.device)
         check_space(target, 2 * sum(e.nbytes for e in made.entries()))
         try:
@@ -210,13 +211,15 @@ def _write_lora(target: Path, weights: _Weights, options: ExportOptions, about: 
 
 
 @contextlib.contextmanager
-def _parent(weights: _Weights) -> Iterator[Parent]:
+def _parent(run: RunDirectory, weights: _Weights) -> Iterator[Parent]:
     """The model's file as a parent to compare with. ``ValueError`` if it is gone or another."""
     from .flux.intake import open_source
     from .flux.variants import require_flux
 
     path = parent_of(weights.config.model)
     info = require_flux(path)
-    require(info.flux == weights.info.flux, f"{path} is another Flux than this run began with: put that file back")
+    same = noted_fingerprint(run.path / "model.json", path) in ("unknown", fingerprint_of(path))
+    require(same and info.flux == weights.info.flux,
+            f"{path} is another Flux than the one that this run began with: put that file back, a LoRA is for it")
     with open_source(path, info) as source:
         yield source.read

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from workers import wait_for
 
+from tests.conftest import write_flux
 from trainer import reread
 from trainer.bundle import companions
 from trainer.cli import main
@@ -228,9 +229,14 @@ def test_a_lora_of_an_untrained_run_or_of_another_parent_is_refused(tiny, traine
     with pytest.raises(ValueError, match="there is no LoRA of them: train the run first"):
         write(run, tmp_path / "x.safetensors", fresh, lora_rank=4)
     run, trainer = trained
+    run.flux(resumed=False)  # as it is noted when a run begins
+    write_flux(Path(run.config.model.flux), seed=1)
+    with pytest.raises(ValueError, match="is another Flux than the one that this run began with"):
+        write(run, tmp_path / "x.safetensors", trainer, lora_rank=4)
     Path(run.config.model.flux).unlink()
     with pytest.raises(ValueError, match="does not exist"):
         write(run, tmp_path / "x.safetensors", trainer, lora_rank=4)
+    assert write(run, tmp_path / "y.safetensors", trainer)["step"] == 2, "a model needs no parent"
     assert not list(tmp_path.glob("*x.safetensors*"))
 
 

@@ -112,9 +112,6 @@ class _Merge:
                 continue
             first = change.first + low - change.start
             added = self._rows(change, first, first + high - low).reshape(-1)
-            if not bool(added.isfinite().all()):
-                key = next(iter(change.tensors.values()))
-                raise ValueError(f"lora {self.file.path} has numbers that are not finite ({key}): choose another file")
             begin, end = max(start, low * width), min(stop, high * width)
             out[begin - start : end - start] += self.strength * added[begin - low * width : end - low * width]
 
@@ -157,4 +154,7 @@ class _Merge:
         shape = self.file.tensors[key].shape
         width = math.prod(shape[1:])
         last = shape[0] if last is None else last
-        return self.file.read(key, first * width, last * width).float().view(last - first, width)
+        found = self.file.read(key, first * width, last * width).float().view(last - first, width)
+        if not bool(found.isfinite().all()):
+            raise ValueError(f"lora {self.file.path} has numbers that are not finite ({key}): choose another file")
+        return found

@@ -11,7 +11,7 @@ import torch
 from headers import DEV, diffusers, fake, flux
 
 from tests.comfyui.graphs import Demo, demo, train
-from tests.comfyui.server import PACK, Graph, Install, Server
+from tests.comfyui.server import PACK, Graph, Install, Rejected, Server
 from trainer.demo_data import write_demo
 from trainer.flux.diffusers_names import diffusers_shapes
 from trainer.flux.intake import open_source

@@ -1,8 +1,10 @@
 // Every text that the panel, the sidebar and the toasts show, in one place. A further language is a further table of the
 // same shape in a module of its own; what it leaves out is English.
 
+import { ZH } from './strings_zh.mjs'
+
 /** Tables by ComfyUI's code for the language. */
-const TABLES = {}
+const TABLES = { zh: ZH }
 
 function many(number, what) {
   return `${number} ${what}${number === '1' ? '' : 's'}`

@@ -134,3 +134,19 @@ def test_ten_thousand_points_draw_within_a_frame(js: Callable[[str], Any]) -> No
         chart.element.getBoundingClientRect(); times.push(performance.now() - t) }
       return times.sort((a, b) => a - b)[7] })()""")
     assert took < 16
+
+
+def test_every_language_says_all_that_english_does(browser: Browser) -> None:
+    shape = ("const shape = (t) => Object.entries(t).sort(([a], [b]) => a < b ? -1 : 1)"
+             ".map(([k, v]) => [k, typeof v === 'object' ? shape(v) : typeof v]);")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(WEB))) as files:
+        threading.Thread(target=files.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{files.server_port}/docs/")
+        english = page.evaluate(f"async () => {{ {shape} return shape((await import('/strings.mjs')).TEXT) }}")
+        for other in sorted(WEB.glob("strings_*.mjs")):
+            code = other.stem.removeprefix("strings_").upper()
+            found = page.evaluate(f"async () => {{ {shape} return shape((await import('/{other.name}')).{code}) }}")
+            assert found == english, other.name
+        page.close()
+        files.shutdown()

@@ -18,8 +18,8 @@ from tests.comfyui.server import PACK, Graph, Install, Server
 NODES = [
     "FluxFFTModel", "FluxFFTMergeLoRA", "FluxFFTDataset", "FluxFFTPictureSettings", "FluxFFTCaptionSettings",
     "FluxFFTOptimizerNAdam", "FluxFFTOptimizerAdan", "FluxFFTMemory", "FluxFFTRecipe", "FluxFFTStart", "FluxFFTOpenRun",
-    "FluxFFTTrainSteps", "FluxFFTPreviewSettings", "FluxFFTPreview", "FluxFFTRunModel", "FluxFFTLossPlot",
-    "FluxFFTExport", "FluxFFTDemo", "FluxFFTDoctor",
+    "FluxFFTTrainSteps", "FluxFFTPreviewSettings", "FluxFFTPreview", "FluxFFTCompare", "FluxFFTRunModel",
+    "FluxFFTLossPlot", "FluxFFTExport", "FluxFFTDemo", "FluxFFTDoctor",
 ]  # fmt: skip
 
 LOAD = """

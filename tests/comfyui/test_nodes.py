@@ -76,7 +76,8 @@ def test_every_node_is_there_and_explains_itself(server: Server) -> None:
     assert info["FluxFFTRecipe"]["input"]["required"]["batch_size"][1]["default"] == 5
     assert info["FluxFFTTrainSteps"]["input"]["required"]["steps"][1]["default"] == 500
     outputs = {n for n in NODES if info[n]["output_node"]}
-    assert outputs == {"FluxFFTTrainSteps", "FluxFFTPreview", "FluxFFTLossPlot", "FluxFFTExport", "FluxFFTDoctor"}
+    assert outputs == {"FluxFFTTrainSteps", "FluxFFTPreview", "FluxFFTCompare", "FluxFFTLossPlot", "FluxFFTExport",
+                       "FluxFFTDoctor"}  # fmt: skip
 
 
 def test_the_log_says_what_loading_took(server: Server) -> None:

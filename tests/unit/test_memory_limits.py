@@ -86,7 +86,7 @@ def test_it_warms_up_on_the_largest_pictures(tiny):
     trainer = make(tiny, shapes=[(4, 4), (16, 12), (4, 4), (12, 8)])
     seen = []
     latents = trainer.data.latents
-    trainer.data.latents = lambda indices: seen.append(indices) or latents(indices)
+    trainer.data.latents = lambda indices, *rest: seen.append(indices) or latents(indices, *rest)
     trainer.warm_up()
     assert seen == [[1, 1, 1]]
 
@@ -138,7 +138,7 @@ def session(tiny, **settings) -> tuple[Session, list[dict]]:
 
 def test_running_out_while_trying_costs_nothing(tiny):
     one, told = session(tiny)
-    one._tried = False
+    one._fitting._tried = False
     fail_at(one.trainer, "single_blocks.2")
     assert one.step() == 1
     (event,) = [e for e in told if e["type"] == "out_of_memory"]
@@ -186,7 +186,7 @@ def test_the_plan_is_made_once_kept_and_made_anew_for_other_settings(tiny):
 
 def test_a_model_that_fits_in_no_way_is_a_users_error(tiny):
     one, told = session(tiny)
-    one._tried = False
+    one._fitting._tried = False
     fail_at(one.trainer, "final_layer", times=100)
     with pytest.raises(ValueError, match="batch_size"):
         one.step()

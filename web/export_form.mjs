@@ -13,7 +13,9 @@ export function exportForm(possible, done) {
   const go = button('go', TEXT.tab.exportGo, '', () => {})
   go.type = 'submit'
   go.disabled = !possible
-  form.append(button('cancel', TEXT.cancel, '', () => done(null)), go)
+  const row = make('div', 'row')
+  row.append(button('cancel', TEXT.cancel, '', () => done(null)), go)
+  form.append(row)
   form.addEventListener('submit', (event) => {
     event.preventDefault()
     done(Object.fromEntries(fields.map(([name, , read]) => [name, read()])))
@@ -33,7 +35,7 @@ function widgets() {
 /** The label with its field, and how to read it. */
 function field(name, [type, about = {}]) {
   const choices = Array.isArray(type) ? type : about.options
-  const label = make('label', type === 'STRING' ? 'wide' : '', name.replaceAll('_', ' '))
+  const label = make('label', { STRING: 'wide', BOOLEAN: 'check' }[type] ?? '', name.replaceAll('_', ' '))
   if (about.tooltip) label.title = about.tooltip
   const input = make(choices ? 'select' : 'input')
   input.name = name

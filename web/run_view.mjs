@@ -145,7 +145,9 @@ export class RunView {
     })
     const go = button('go danger', TEXT.tab.deleteGo, '', () => {})
     go.type = 'submit'
-    form.append(make('p', '', text), keep, go)
+    const row = make('div', 'row')
+    row.append(keep, go)
+    form.append(make('p', '', text), row)
     form.addEventListener('submit', async (event) => {
       event.preventDefault()
       this.asked.replaceChildren()

@@ -31,7 +31,7 @@ button:hover:enabled { background: color-mix(in srgb, var(--ink) 18%, transparen
 button:disabled, input:disabled { opacity: 0.45; cursor: default; }
 button.link { padding: 0; border: 0; background: none; color: inherit; text-decoration: underline; }
 button.danger { border-color: color-mix(in srgb, var(--bad) 60%, transparent); color: var(--bad); }
-input[type='text'], textarea, select {
+input[type='text'], input[type='number'], textarea, select {
   min-width: 0; padding: 2px 6px; border: 1px solid var(--line); border-radius: 4px;
   background: color-mix(in srgb, var(--comfy-input-bg, #222) 80%, var(--ground)); color: inherit; font: inherit;
 }

@@ -42,11 +42,16 @@ td { padding: 2px 0; vertical-align: top; overflow-wrap: anywhere; }
 td:first-child { width: 45%; padding-right: 8px; color: var(--dim); }
 caption { padding-top: 8px; text-align: left; font-weight: 600; text-transform: capitalize; }
 form.ask {
-  display: flex; flex-wrap: wrap; align-items: end; gap: 6px; padding: 8px; border: 1px solid var(--line); border-radius: 6px;
+  display: grid; grid-template-columns: repeat(auto-fill, minmax(108px, 1fr)); align-items: end; gap: 8px; padding: 10px;
+  border: 1px solid var(--line); border-radius: 6px;
 }
 form.ask label { display: flex; flex-direction: column; gap: 2px; color: var(--dim); font-size: 11px; }
-form.ask label.wide { flex: 1 1 140px; }
-form.ask p { flex: 1 0 100%; color: var(--ink); }
+form.ask label.check { flex-direction: row-reverse; justify-content: flex-end; align-items: center; gap: 6px; min-height: 24px; }
+form.ask label.wide, form.ask p, form.ask .row { grid-column: 1 / -1; }
+form.ask input:not([type='checkbox']), form.ask select { width: 100%; }
+form.ask input[type='checkbox'] { margin: 0; accent-color: var(--accent); }
+form.ask p { color: var(--ink); }
+form.ask .row { display: flex; justify-content: flex-end; gap: 6px; }
 
 .slider { display: flex; align-items: center; gap: 8px; }
 .slider input { flex: 1; min-width: 0; accent-color: var(--accent); }

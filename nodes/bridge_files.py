@@ -21,7 +21,7 @@ def flux_files() -> list[str]:
 
     names = [name for kind in FLUX_KINDS for name in folder_paths.get_filename_list(kind)]
     readable = [name for name in names if name.lower().endswith(FIRST)]
-    folders = [name for name, _ in _folders()]
+    folders = sorted(name for name, _ in _folders())
     return list(dict.fromkeys([*readable, *folders, *names]))
 
 
@@ -52,8 +52,13 @@ def _folders() -> Iterator[tuple[str, str]]:
     """Name and path of each folder that diffusers made, below models/diffusers."""
     import folder_paths
 
+    seen: set[str] = set()
     for root in folder_paths.get_folder_paths("diffusers"):
         for folder, inner, files in os.walk(root, followlinks=True):
+            if os.path.realpath(folder) in seen:  # links may lead round in a circle
+                inner.clear()
+                continue
+            seen.add(os.path.realpath(folder))
             if "model_index.json" in files or any(name.startswith(_DIFFUSERS) for name in files):
                 inner.clear()  # its transformer is meant, and not named besides
                 if folder != root:

@@ -64,6 +64,7 @@ def test_what_hints_say_of_a_dev(tmp_path: Path, name: str, metadata: dict, vari
     ("consolidated_s6700-de-distilled.safetensors", {}, "de-distilled", "by its file name"),
     ("a.safetensors", {"modelspec.architecture": "flux-1-dev"}, "de-distilled", "by its metadata"),
     ("schnell.safetensors", {"modelspec.architecture": "flux-1-schnell"}, "schnell", ""),
+    ("like-flux1-dev.safetensors", {"modelspec.architecture": "flux-1-schnell"}, "schnell", ""),
 ])  # fmt: skip
 def test_what_hints_say_of_a_flux_without_guidance(
     tmp_path: Path, name: str, metadata: dict, variant: str, note: str

@@ -106,6 +106,8 @@ def _variant(path: Path, guidance: bool, metadata: Mapping[str, str]) -> tuple[s
                 return "dev", f"FLUX.1 Krea dev, by its {source}"
         return "dev", ""
     for text, source in ((about, "metadata"), (path.name, "file name")):
+        if "schnell" in text.lower():
+            break
         if _DEDISTILLED.search(text) or re.search(r"flux[-._]?1[-._]dev\b", text.lower()):
             return "de-distilled", f"a dev without guidance, not schnell, by its {source}"
     return "schnell", ""

@@ -11,6 +11,7 @@ from typing import Any
 from ..trainer.compare import MAY_CHANGE, REFUSE, Difference, compare
 from ..trainer.config import RunConfig
 from ..trainer.data import cache, scan
+from ..trainer.data.captions import OWN
 from ..trainer.data.encode import fill
 from ..trainer.data.manifest import changes
 from ..trainer.data.pace import Pace
@@ -156,7 +157,7 @@ def about(report: ScanReport, batch_size: int, cut: list[tuple[str, str]]) -> li
     lines = [f"{words.count(pictures, 'picture')}, {words.count(len(report.buckets()), 'size')}",
              *rows(report, batch_size)]
     if report.uncaptioned:
-        means = ", ".join(SOURCES[s] for s in report.sources() if s not in ("file", "table", "fixed"))
+        means = ", ".join(SOURCES[s] for s in report.sources() if s not in OWN)
         lines.append(f"Without a caption: {words.count(report.uncaptioned, 'picture')}, trained with {means}")
     if report.skipped:
         path, reason = report.skipped[0]

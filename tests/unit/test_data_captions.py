@@ -150,7 +150,7 @@ def test_what_pictures_without_a_caption_get(tmp_path):
     assert (folder.texts, folder.source) == (("red cars",), "folder") and "folder's name" in folder.warning
     for policy in ("skip", "stop"):
         caption = found(path, missing_captions=policy, trigger_word="ohwx")
-        assert caption.texts == () and "no caption file" in caption.warning and not caption.own
+        assert caption.texts == () and "no caption file" in caption.warning
     (path.parent / "a_1.txt").write_text("mine", encoding="utf-8")
     for policy in ("fixed", "folder", "skip", "stop"):
         caption = found(path, missing_captions=policy, fixed_caption="a car" if policy == "fixed" else "")
@@ -160,7 +160,7 @@ def test_what_pictures_without_a_caption_get(tmp_path):
 def test_one_text_for_all(tmp_path):
     (tmp_path / "a.txt").write_text("mine", encoding="utf-8")
     caption = found(tmp_path / "a.png", fixed_caption=" a car\n")
-    assert caption == Caption(("a car",), "fixed") and caption.own
+    assert caption == Caption(("a car",), "fixed")
     assert found(tmp_path / "a.png", fixed_caption=" \n") == Caption(("mine",), "file")
 
 

@@ -22,6 +22,8 @@ MOST_LINES = 100
 """Captions of one picture, of which one is trained at a time."""
 TEXT_KEYS = ("caption", "captions", "text", "prompt", "description", "long_caption", "tags", "tag_string", "keywords")
 """Where a JSON file or a table has its captions, the first that is there and not empty."""
+OWN = ("file", "table", "fixed")
+"""Sources (see ``Caption``) of pictures that have a caption of their own, or need none."""
 _TAG_KEYS = ("tags", "tag_string", "keywords")
 _MAX_BYTES = 1 << 20
 _BOMS = (
@@ -51,11 +53,6 @@ class Caption:
     def text(self) -> str:
         """The first caption."""
         return self.texts[0]
-
-    @property
-    def own(self) -> bool:
-        """Whether the picture has a caption of its own, or needs none."""
-        return self.source in ("file", "table", "fixed")
 
 
 def caption_for(path: str | Path, trigger: str = "") -> Caption:

@@ -10,6 +10,7 @@ from typing import Any
 from ..config import DatasetConfig
 from .batches import batches_per_epoch
 from .buckets import Bucket
+from .captions import OWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class ScanReport:
     @property
     def uncaptioned(self) -> int:
         """Usable pictures without a caption of their own."""
-        return sum(n for source, n in self.sources().items() if source not in ("file", "table", "fixed"))
+        return sum(n for source, n in self.sources().items() if source not in OWN)
 
     def sources(self) -> dict[str, int]:
         """How many pictures have their caption from where."""

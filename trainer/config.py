@@ -265,7 +265,8 @@ class RecipeConfig:
     keep_checkpoints: int = 0
     """How many of those are kept, the newest ones; 0: all."""
     ema_decay: float = 0.0
-    """Decay per step of a running average of the weights, kept in host memory for previews and export; 0: none."""
+    """Decay per step of a running average of the weights, kept in host memory for previews and export; 0: none. The
+    first steps decay faster, at most by (1 + step) / (10 + step): a short training is not mostly its beginning."""
     validate_every_steps: int = 100
     """The loss of the validation pictures, where there are any, every so many steps; 0: only at a target."""
     on_bad_numbers: str = "stop"

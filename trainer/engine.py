@@ -110,7 +110,7 @@ class Engine:
 
         None: the model's own weights, as before the first step.
         """
-        self.conveyor.park()
+        self.park()  # what a step that was cut short has kept, too
         if source is None:
             model = self.config.model
             checkpoint.begin_anew(self.stages, model.flux, self.info, model.loras)

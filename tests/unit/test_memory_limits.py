@@ -108,6 +108,26 @@ def test_the_next_steps_under_a_tighter_plan_are_those_of_the_looser_one(tiny):
     assert not tightened.tighten()
 
 
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_a_torn_engine_goes_back_to_a_save_point_under_the_tighter_plan(tiny, tmp_path, ema):
+    recipe = {"ema_decay": ema}
+    plain, torn = make(tiny, name="plain", recipe=recipe), make(tiny, FakeStreams(), name="torn", recipe=recipe)
+    for trainer in (plain, torn):
+        trainer.train_step()
+    (state := tmp_path / "state").mkdir()
+    torn.save(state)
+    fail_at(torn, "single_blocks.1")
+    with pytest.raises(OUT):
+        torn.train_step()
+    assert torn.torn and torn.keeper._stack  # inputs that nobody has come back for
+    torn.load(state)
+    assert not torn.torn and not torn.keeper._stack and torn.step == 1
+    assert torn.tighten() and torn.step == 1 and torn.plan.blocks_to_swap == 2
+    for trainer in (plain, torn):
+        trainer.train_step()
+    assert all(torch.equal(t, weights(plain)[n]) for n, t in weights(torn).items())
+
+
 def test_a_plan_is_tightened_within_the_ram(monkeypatch):
     first = Plan(device="cuda:0", blocks_to_swap=10, activation_offload=False, micro_batch=0, fits=True, vram_gb=30,
                  ram_gb=100, blocks=57, pictures=5)  # fmt: skip

@@ -142,6 +142,7 @@ def encode(report: ScanReport, config: RunConfig, model: ModelHandle,
     """The manifest of the dataset, with what was not cached encoded; and lines about the pictures."""
     with Encoders(model) as encoders:
         cut = encoders.cut_off((s.relative, s.captions) for s in report.pictures())
+        scan.note("warning", cut)
         todo = cache.look(report, encoders.cache, vae_id=encoders.vae_id, text_id=encoders.text_id,
                           token_length=encoders.token_length, caption_bytes=encoders.caption_bytes,
                           run_dir=bridge.run_dir(config.name))

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,14 +47,19 @@ def scan_folder(
     report = survey(config, progress, look)
     if problem := why_not(report):
         raise ValueError(problem)
-    for what, found in (("skipped", report.skipped), ("warning", report.warnings)):
-        for path, reason in found[:10]:
-            log.warning("%s: %s %s", what, path, reason)
-        if len(found) > 10:
-            log.warning("%s: %d more", what, len(found) - 10)
+    note("skipped", report.skipped)
+    note("warning", report.warnings)
     if report.uncaptioned:
         log.warning("%d of %d pictures have no caption of their own", report.uncaptioned, report.usable)
     return report
+
+
+def note(what: str, found: Sequence[tuple[str, str]]) -> None:
+    """Write (path, what is to be said of it) into the log, the first ten of them."""
+    for path, reason in found[:10]:
+        log.warning("%s: %s %s", what, path, reason)
+    if len(found) > 10:
+        log.warning("%s: %d more", what, len(found) - 10)
 
 
 def why_not(report: ScanReport) -> str:

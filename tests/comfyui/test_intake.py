@@ -159,6 +159,12 @@ def test_a_lora_is_part_of_what_is_trained(server: Server) -> None:
     train(g, parts._replace(model=model.out(0)), "by_lora", 3)
     error = server.run(g).error
     assert "model.loras was" in error and "style.safetensors' at 1" in error and "\n" not in error
+    begins = next(node for node in g.values() if node["class_type"] == "FluxFFTStart")
+    begins["inputs"]["if_different"] = "continue the run"
+    assert not server.run(g).error
+    kept = json.loads((server.home / "by_lora/config.json").read_text(encoding="utf-8"))["model"]["loras"]
+    assert [lora["strength"] for lora in kept] == [0.5, -0.25], "the run's own LoRAs, which its weights hold already"
+    assert server.steps("by_lora") == [1, 2, 3]
     write_safetensors(server.base / "models/loras/strange.safetensors", [entry("blocks.0.lora_A.weight", up)])
     g[model]["inputs"]["lora"] = "strange.safetensors"
     error = server.run(g).error

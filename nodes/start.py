@@ -166,7 +166,7 @@ def about(report: ScanReport, batch_size: int, cut: list[tuple[str, str]]) -> li
     warnings = [*cut, *report.warnings]
     lines += [f"{path} {what}" for path, what in warnings[:MOST_WARNINGS]]
     if len(warnings) > MOST_WARNINGS:
-        lines.append(f"{words.count(len(warnings) - MOST_WARNINGS, 'more warning')}, in the log")
+        lines.append(f"{words.count(len(warnings) - MOST_WARNINGS, 'more warning')}: python -m trainer scan lists them")
     return lines
 
 

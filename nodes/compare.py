@@ -154,9 +154,10 @@ def _parent(run: RunDirectory) -> Any:
 
 
 def _keep(run: RunDirectory, image: Any, labels: Sequence[str], found: Sequence[Sequence[Path]]) -> Path:
-    """The grid as a file in the run's ``samples/``."""
+    """The grid as a file in the run's ``samples/compare/``."""
     told = repr((list(labels), [[p.name for p in column] for column in found], image.size))
-    path = run.path / "samples" / f"compare_{hashlib.sha256(told.encode()).hexdigest()[:12]}.png"
+    path = run.path / "samples" / "compare" / f"{hashlib.sha256(told.encode()).hexdigest()[:12]}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{PART}{path.name}")
     image.save(part, format="PNG")
     replace(part, path)

@@ -152,7 +152,8 @@ class Sampler:
     def paths(self, step: int, average: bool = False) -> list[Path]:
         """Where the pictures of a step, or of the average of the weights there, lie, one per prompt."""
         assert self.settings is not None
-        return [self.run.path / "samples" / f"step-{step:06d}_{i:02d}_{self._key(step, i, average)[:8]}.png"
+        folder = self.run.path / "samples" / ("average" if average else "")
+        return [folder / f"step-{step:06d}_{i:02d}_{self._key(step, i, average)[:8]}.png"
                 for i in range(len(self.settings.prompts))]
 
     def recorded(self, step: int, average: bool = False) -> list[Path] | None:
@@ -212,7 +213,7 @@ class Sampler:
         info = PngImagePlugin.PngInfo()
         info.add_text("flux_fft", json.dumps(about))
         part = path.with_name(f".part-{path.name}")
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((picture * 255).round().byte().numpy()).save(part, format="PNG", pnginfo=info)
         replace(part, path)
         write_json(path.with_suffix(".json"), about)

@@ -77,11 +77,11 @@ def test_a_grid_of_the_parent_the_steps_on_the_way_and_the_run(server: Server) -
         found = np.asarray(Image.open(server.base / image["type"] / image["subfolder"] / image["filename"]))
         assert np.abs(found.astype(int) - rows[i][0][1::3, 1::3]).max() <= 2
     # Nothing is sampled anew, and what training reports as the newest pictures is not the parent's.
-    before = {p.name: p.stat().st_mtime_ns for p in (server.home / "grid/samples").iterdir()}
+    before = {p.name: p.stat().st_mtime_ns for p in (server.home / "grid/samples").rglob("*.png")}
     g[grid]["inputs"]["steps"] = "6"
     again = server.run(g)
     assert again.text(grid) == "4 columns: parent, step 6, step 9, average, step 9"
-    after = {p.name: p.stat().st_mtime_ns for p in (server.home / "grid/samples").iterdir()}
+    after = {p.name: p.stat().st_mtime_ns for p in (server.home / "grid/samples").rglob("*.png")}
     assert {n: t for n, t in after.items() if n in before} == before and len(after) == len(before) + 1
     assert [e["step"] for e in server.events("grid") if e["type"] == "sample"] == [4, 4, 8, 8, 9, 9]
 

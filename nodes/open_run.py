@@ -5,7 +5,8 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..trainer.config import check_name
-from ..trainer.run import RunDirectory, find_runs, identity
+from ..trainer.run import RunDirectory
+from ..trainer.runs import find_runs, identity
 from ..trainer.saved import kept_at
 from . import bridge, handles
 

@@ -20,7 +20,8 @@ from ..trainer.data.cache import Cache
 from ..trainer.data.manifest import cache_root, check_manifest, entries
 from ..trainer.flux.variants import require_flux
 from ..trainer.memory import plan as planning
-from ..trainer.run import RunDirectory, find_runs, identity
+from ..trainer.run import RunDirectory
+from ..trainer.runs import find_runs, identity
 from . import bridge
 from .handles import ModelHandle, RunHandle
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .progress import duration
-from .run import RunDirectory, find_runs
+from .run import RunDirectory
+from .runs import find_runs
 from .settings import number
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ from trainer import checkpoint, files, leftovers, savepoints
 from trainer.config import DatasetConfig, MemoryConfig, ModelConfig, OptimizerConfig, RecipeConfig, RunConfig
 from trainer.events import TRANSITIONS
 from trainer.loop import Trainer
-from trainer.run import RunDirectory, find_runs
+from trainer.run import RunDirectory
+from trainer.runs import find_runs
 from trainer.savepoints import Source
 
 ACTIONS: dict[str, Callable[[World, Path], object]] = {}

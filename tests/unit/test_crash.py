@@ -20,7 +20,8 @@ from zygote import Zygote, alive, kill
 
 from trainer import savepoints
 from trainer.loop import Trainer
-from trainer.run import RunDirectory, RunLocked, find_runs
+from trainer.run import RunDirectory, RunLocked
+from trainer.runs import find_runs
 from trainer.session import Session
 
 KILLS = int(os.environ.get("FLUX_FFT_KILLS", "50"))

@@ -14,7 +14,7 @@ ENGINE_PARTS = ("flow", "optim", "memory", "flux")
 """Parts that know nothing of runs or processes."""
 FOR_NODES = {"client", "config", "data", "demo", "demo_data", "memory.plan", "flux.variants", "plot", "protocol"}
 FOR_NODES |= {"flux.lora"}  # does it fit?
-FOR_NODES |= {"run", "events", "compare", "saved"}  # reading the run directory
+FOR_NODES |= {"run", "runs", "events", "compare", "saved"}  # reading the run directory
 FOR_NODES |= {"files", "header", "settings"}  # writing and reading small files
 """What the nodes may use of the trainer."""
 TORCH_FREE = ("trainer.config", "trainer.run", "trainer.client", "trainer.protocol", "trainer.data.scan",

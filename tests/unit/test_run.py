@@ -15,7 +15,8 @@ import pytest
 from trainer import events, files
 from trainer.config import DatasetConfig, MemoryConfig, ModelConfig, OptimizerConfig, RecipeConfig, RunConfig
 from trainer.flux.model import TINY
-from trainer.run import ASK, MAY_CHANGE, REFUSE, RunDirectory, RunLocked, compare, find_runs, identity
+from trainer.run import ASK, MAY_CHANGE, REFUSE, RunDirectory, RunLocked, compare
+from trainer.runs import find_runs, identity
 
 PACK = Path(__file__).resolve().parents[2]
 SAMPLE = {"image": "a.png", "latent": "a", "shape": [8, 8], "caption": "a"}

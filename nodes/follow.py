@@ -56,6 +56,7 @@ class Follower:
 
     def __init__(self, path: Path) -> None:
         self.run = RunDirectory(path)
+        self._uid = self.run.uid
         self._lock = threading.Lock()
         self._reported = 0
         self._step = 0
@@ -97,6 +98,10 @@ class Follower:
         minutes, every = recipe.save_every_minutes, recipe.save_every_steps
         return {"save_in": max(0.0, 60 * minutes - unsaved) if minutes > 0 else None,
                 "save_at": step - step % every + every if every else None}
+
+    def is_current(self) -> bool:
+        """Whether the run is still the one that is followed: not if another was made in its place."""
+        return self.run.is_still(self._uid)
 
     def pulse(self) -> tuple[Any, ...]:
         """Differs from the last one where ``news`` has something to tell; costs next to nothing."""
@@ -196,17 +201,14 @@ class Library:
     def follower(self, path: Path) -> Follower:
         """The follower that answers snapshots of this run; its event file is read only once."""
         with self._lock:
-            follower = self._followers.get(path) or Follower(path)
+            follower = self._followers.get(path)
+            if follower is None or not follower.is_current():
+                follower = Follower(path)
             self._followers[path] = follower
             self._followers.move_to_end(path)
             while len(self._followers) > _KEPT_FOLLOWERS:
                 self._followers.popitem(last=False)
             return follower
-
-    def forget(self, path: Path) -> None:
-        """A run was deleted: another may take its place."""
-        with self._lock:
-            self._followers.pop(path, None)
 
     def statuses(self, home: Path) -> list[dict[str, Any]]:
         """The status of each run under ``home``, the last used first. A run that cannot be read is left out."""

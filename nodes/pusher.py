@@ -169,6 +169,8 @@ class Pusher:
         now = time.monotonic()
         if pulse == watch.pulse and not (watch.was[0] and now - watch.sent_at > BEAT):
             return watch.was
+        if not watch.follower.is_current():  # another run was made in its place
+            watch.follower = Follower(watch.path)
         news = watch.follower.news()
         moving = news["state"] in MOVING
         seen = (news["n"], news["state"], news["worker"], news["error"], news["disk_low"], about)

@@ -124,7 +124,6 @@ def _delete(name: str, body: dict[str, Any]) -> dict[str, Any]:
         run.delete()
     except RunLocked:
         raise RuntimeError(f"run {name!r} is open in a worker: stop it first") from None
-    _library.forget(path)
     return {"run": name, "deleted": True}
 
 

@@ -207,6 +207,23 @@ def test_pusher_is_silent_while_nothing_changes_and_survives_a_missing_run(run: 
     sent.wait_for(lambda s: not _threads())
 
 
+def test_a_run_that_takes_anothers_place_is_told_from_its_beginning(run: RunDirectory) -> None:
+    sent = Sent()
+    push = pusher.Pusher(sent, interval=0.02)
+    library = follow.Library()
+    with push.watching(run.path):
+        _train(run, 1, 30)
+        sent.wait_for(lambda s: s and s[-1]["step"] == 30)
+        assert library.follower(run.path).snapshot()["status"]["step"] == 30
+        config, old = run.config, run.uid
+        run.delete()
+        successor = RunDirectory.create(run.path, config, MANIFEST)
+        _train(successor, 1, 3)
+        sent.wait_for(lambda s: s[-1]["uid"] != old and s[-1]["step"] == 3)
+    assert [b[0] for one in sent if one["uid"] != old for b in one["losses"]] == [1, 2, 3]
+    assert [b[0] for b in library.follower(run.path).snapshot()["losses"]] == [1, 2, 3]
+
+
 def _look(reader, run: RunDirectory, first: int) -> float:
     """Seconds of the processor for the news of one step, the median of twenty."""
     took = []

@@ -29,7 +29,7 @@ KINDS = ("step", "save", "export")
 VICTIMS = ("worker", "parent", "both")
 SETTINGS = {"recipe": {"batch_size": 3, "save_every_steps": 2}, "optimizer": {"weight_precision": "split"}}
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")]
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:

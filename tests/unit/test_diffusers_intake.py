@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,12 +156,19 @@ def test_parts_that_are_missing_are_named(tmp_path: Path, theirs) -> None:
 
 def test_what_is_said_of_other_folders(tmp_path: Path) -> None:
     check_refusal(tmp_path, "folder", "no .safetensors weights")
-    for name in ("a.safetensors", "b.safetensors"):
-        fake(tmp_path / name, flux())
-    check_refusal(tmp_path, "folder", "choose one of them, such as a.safetensors")
-    (tmp_path / "b.safetensors").unlink()
+    fake(tmp_path / "ae.safetensors", {"decoder.conv_in.weight": ("BF16", (64, 64))})
+    fake(tmp_path / "flux.safetensors", flux())
+    check_refusal(tmp_path, "folder", "choose one of them, such as flux.safetensors")
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    (tmp_path / "transformer").mkdir()
+    check_refusal(tmp_path, "folder", "without weights in its folder transformer: download it whole")
+    (tmp_path / "transformer" / "diffusion_pytorch_model.bin").touch()
+    check_refusal(tmp_path, "pickle", "is a folder of pickled weights")
+    shutil.rmtree(tmp_path / "transformer")
+    (tmp_path / "model_index.json").unlink()
+    (tmp_path / "ae.safetensors").unlink()
     assert require_flux(tmp_path).params > 0
-    (tmp_path / "a.safetensors").unlink()
+    (tmp_path / "flux.safetensors").unlink()
     (tmp_path / "diffusion_pytorch_model.bin").write_bytes(b"\x80\2")
     check_refusal(tmp_path, "pickle", "is a folder of pickled weights")
     fake(tmp_path / "diffusion_pytorch_model.safetensors", diffusers())

@@ -94,13 +94,18 @@ def _by_place(path: Path, found: Located) -> kinds.Refusal | None:
         return None
     if not path.is_dir():
         return "text", "is an index that names no files: choose the .safetensors file itself"
-    inside = sorted(os.listdir(path))
+    inner = path / "transformer"
+    inside = sorted(os.listdir(inner if inner.is_dir() else path))
     if any(name.endswith(".bin") for name in inside):
         return "pickle", "is a folder of pickled weights (.bin), which can run code when opened and are not read"
-    several = [name for name in inside if name.endswith((".safetensors", ".sft"))]
-    some = f"several .safetensors files: choose one of them, such as {several[0]}" if several else \
-        "no .safetensors weights: choose a Flux file, or the folder with its model_index.json"  # fmt: skip
-    return "folder", f"is a folder with {some}"
+    if inner.is_dir():
+        return "folder", "is a diffusers folder without weights in its folder transformer: download it whole"
+    several = [n for n in inside if n.lower().endswith((".safetensors", ".sft")) and (path / n).is_file()]
+    if several:
+        largest = max(several, key=lambda name: os.path.getsize(path / name))
+        return "folder", f"is a folder with several .safetensors files: choose one of them, such as {largest}"
+    return "folder", "is a folder with no .safetensors weights: choose a Flux file, or the folder with its" \
+                     " model_index.json"  # fmt: skip
 
 
 def _of_pipeline(name: str) -> kinds.Refusal | None:

@@ -128,6 +128,9 @@ def test_a_few_leftover_numbers_do_no_harm(tmp_path: Path) -> None:
 def test_a_download_that_was_cut_short(tmp_path: Path) -> None:
     path = fake(tmp_path / "a.safetensors", flux(), cut=10**9)
     check_refusal(path, "truncated", "is cut short: 22,8")
+    assert "still being downloaded, wait" in inspect_file(path).reason
+    os.utime(path, (1e9, 1e9))
+    assert "still being downloaded" not in inspect_file(path).reason
     path.write_bytes(path.open("rb").read(1000))
     check_refusal(path, "truncated", "is cut short within its header")
 

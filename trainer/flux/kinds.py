@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def by_name(path: Path) -> Refusal | None:
 def downloading(path: Path) -> str:
     """The name of an unfinished download that stands for ``path``, which is missing or too short; empty: none."""
     return next((path.name + suffix for suffix in _UNFINISHED if os.path.exists(f"{path}{suffix}")), "")
+
+
+def growing(path: Path) -> str:
+    """What to add of a file that is too short, if it was written to within two minutes."""
+    try:
+        lately = time.time() - path.stat().st_mtime < 120
+    except OSError:
+        return ""
+    return " (it was written to a moment ago: if it is still being downloaded, wait)" if lately else ""
 
 
 def by_first_bytes(path: Path) -> Refusal | None:

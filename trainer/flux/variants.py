@@ -64,7 +64,7 @@ def _inspect(path: str | os.PathLike[str]) -> FileInfo:
     except Truncated as error:
         if part := kinds.downloading(Path(path)):
             return refused(path, "downloading", f"is still being downloaded ({part} is beside it): wait for that")
-        kind, reason = "truncated", str(error)
+        kind, reason = "truncated", str(error) + kinds.growing(Path(path))
     except NotSafetensors as error:
         kind, reason = "other", f"{error}; {USE}"
     except (FileNotFoundError, NotADirectoryError):

@@ -19,6 +19,7 @@ from ..trainer.config import check_name
 from ..trainer.data.cache import Cache
 from ..trainer.data.manifest import cache_root, check_manifest, entries
 from ..trainer.flux.variants import require_flux
+from ..trainer.memory import machine
 from ..trainer.memory import plan as planning
 from ..trainer.run import RunDirectory
 from ..trainer.runs import find_runs, identity
@@ -190,8 +191,6 @@ def _make_room(run: RunDirectory) -> None:
 
     Whoever started them: a run that failed, or that another server or a terminal left idle, holds as much memory.
     """
-    import psutil
-
     from ..trainer.client import open_run
 
     home = bridge.home()
@@ -201,7 +200,7 @@ def _make_room(run: RunDirectory) -> None:
     shapes = [tuple(sample["shape"]) for sample in run.dataset["samples"]]
     needed = planning.resolve(run.config, require_flux(run.config.model.flux), shapes).ram_gb
     for other in others:
-        if psutil.virtual_memory().available / planning.GIB >= needed:
+        if machine.free_ram() / planning.GIB >= needed:
             return
         if other.status()["state"] not in IDLE:
             continue

@@ -13,7 +13,7 @@ NODES = sorted(p.relative_to(ROOT) for p in (ROOT / "nodes").rglob("*.py"))
 ENGINE_PARTS = ("flow", "optim", "memory", "flux")
 """Parts that know nothing of runs or processes."""
 FOR_NODES = {"client", "config", "data", "demo", "demo_data", "memory.plan", "flux.variants", "plot", "protocol"}
-FOR_NODES |= {"flux.lora"}  # does it fit?
+FOR_NODES |= {"flux.lora", "memory.machine"}  # does it fit?
 FOR_NODES |= {"run", "runs", "events", "compare", "saved"}  # reading the run directory
 FOR_NODES |= {"files", "header", "settings"}  # writing and reading small files
 """What the nodes may use of the trainer."""

@@ -44,27 +44,31 @@ def resume(run: RunDirectory, load: Callable[[Source], object]) -> Source | None
     where there is none.
     """
     left = sources(run)
-    newest = left[-1].step if left else -1
-    for step, path in savepoints.damaged(*run.saved_in):
-        if step > newest:
-            error = "; ".join(savepoints.missing(path))
-            _require_another(run, left, error)
-            _set_aside(run, Source(step, path), error)
+    for source, error in _lost(run, newest=left[-1].step if left else -1):
+        _require_another(run, left, error)
+        _set_aside(run, source, error)
     while left:
         source = left.pop()
         try:
             load(source)
             return source
         except Damaged as error:
+            left = [other for other in left if other.path != source.path]  # it may be there twice: whole, and fresh
             _require_another(run, left, str(error))
             _set_aside(run, source, str(error))
             run.append("resumed", durable=True, step=left[-1].step)
-            left = sources(run)
-    noted = run.facts().get("resume")
-    if noted is not None:
-        raise ValueError(f"run {run.name!r} goes on from checkpoints/{noted['checkpoint']}, which is gone: put it back,"
-                         " or go back to the model's weights (rollback --to 0)")
     return None
+
+
+def _lost(run: RunDirectory, newest: int) -> list[tuple[Source, str]]:
+    """What was saved after the step ``newest`` and is plainly damaged, or gone, and how that is told."""
+    found = [(Source(step, path), "; ".join(savepoints.missing(path)))
+             for step, path in savepoints.damaged(*run.saved_in) if step > newest]
+    noted = run.facts().get("resume")
+    if noted is not None and noted["checkpoint"] is not None and noted["step"] > newest:
+        path = run.path / "checkpoints" / noted["checkpoint"]
+        found.append((Source(noted["step"], path, fresh=True), f"{path} is gone"))
+    return found
 
 
 def _require_another(run: RunDirectory, left: list[Source], error: str) -> None:

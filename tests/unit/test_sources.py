@@ -295,15 +295,35 @@ def test_the_beginning_is_the_model_s_file_and_needs_it(trained):
     assert (run.status()["step"], run.status()["resume_step"], run.rollbacks) == (0, 0, 1)
 
 
-def test_a_checkpoint_that_is_gone_or_cut_gives_way_to_the_save_point_before(trained, caplog):
+@pytest.mark.parametrize("how, said", [(lambda p: os.truncate(p, 200_000), "cut short"), (os.unlink, "is gone")])
+def test_a_checkpoint_that_is_gone_or_cut_gives_way_to_the_save_point_before(trained, caplog, how, said):
     run, _ = trained
     with run.lock():
         run.take_back(run.find_source(5, fresh=True))
         assert run.source().step == 5
-        os.truncate(run.checkpoints()[-1].path, 200_000)
+        how(run.checkpoints()[-1].path)
         trainer = emptied(run)
         assert run.resume(trainer.load).step == trainer.step == 4 and trainer.since == 0
-        assert run.source().step == 4 and "resume" not in run.facts() and "cut short" in caplog.text
+        assert run.source().step == 4 and "resume" not in run.facts() and said in caplog.text
+        assert [e["step"] for e in run.events() if e["type"] == "damaged"] == [5]
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_save_point_whose_weights_alone_are_wanted_may_be_damaged_too(trained, others):
+    run, _ = trained
+    with run.lock():
+        run.take_back(run.find_source(4 if others else 2, fresh=True))
+        path = run.source().path / "embed.safetensors"
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        trainer = emptied(run)
+        if others:
+            assert run.resume(trainer.load).step == trainer.step == 2 and trainer.since == 0
+            assert run.log.history().step == 2
+            return
+        with pytest.raises(ValueError, match="step-000002.*no other save point"):
+            run.resume(trainer.load)
+        assert os.listdir(run.path / "state") == ["step-000002"]
 
 
 def test_a_checkpoint_that_is_gone_is_missed_where_nothing_else_is_left(trained):
@@ -312,7 +332,7 @@ def test_a_checkpoint_that_is_gone_is_missed_where_nothing_else_is_left(trained)
         run.take_back(run.find_source(1, fresh=True))
         assert run.save_points() == [] and run.source().step == 1
         run.checkpoints()[0].path.unlink()
-        with pytest.raises(ValueError, match="checkpoints/run-step-000001.safetensors, which is gone") as caught:
+        with pytest.raises(ValueError, match="run-step-000001.safetensors is gone; .*no other save point") as caught:
             run.resume(emptied(run).load)
         assert "\n" not in str(caught.value)
 

@@ -72,12 +72,12 @@ class RunsTab {
   }
 
   _row(status) {
-    const row = { status, picture: make('img', 'thumb'), words: make('span'), bar: make('i') }
+    const row = { picture: make(status.thumbnail ? 'img' : 'span', 'thumb'), words: make('span'), bar: make('i') }
     row.button = button('', '', '', () => this.openRun(status.run))
-    row.picture.alt = ''
-    row.picture.loading = 'lazy'
-    if (status.thumbnail) row.picture.src = pictureOf(status.run, status.thumbnail, 128)
-    else row.picture.style.visibility = 'hidden'
+    if (status.thumbnail) {
+      const src = pictureOf(status.run, status.thumbnail, 128)
+      Object.assign(row.picture, { alt: '', loading: 'lazy', src })
+    }
     const about = make('span', 'about')
     const meter = make('span', 'meter')
     meter.append(row.bar)

@@ -156,9 +156,9 @@ const EN = {
   },
 }
 
-/** The language that the user has chosen in ComfyUI's settings. */
+/** The language that the user has chosen in ComfyUI's settings. There is no `globalThis.app` yet where this is loaded. */
 function language() {
-  return globalThis.app?.extensionManager?.setting?.get?.('Comfy.Locale') ?? 'en'
+  return globalThis.comfyAPI?.app?.app?.extensionManager?.setting?.get?.('Comfy.Locale') ?? 'en'
 }
 
 function merged(base, other) {

@@ -67,12 +67,18 @@ def load_weights(stages: Sequence[Stage], path: str, info: FileInfo, loras: Sequ
 
 
 def begin_anew(stages: Sequence[Stage], path: str, info: FileInfo, loras: Sequence[LoraConfig] = ()) -> None:
-    """``load_weights`` into arenas that were trained: the optimizer's memory of that goes as well."""
+    """``load_weights`` into arenas that were trained: the optimizer's memory of that goes as well.
+
+    ``Damaged`` where the files end, or cannot be read, when some of the arenas are filled.
+    """
     with open_source(path, info, loras) as source:  # if it cannot be opened nothing has changed
         for _, group in _groups(stages):
             for tensor in group.storage.values():
                 tensor.zero_()
-        _fill(stages, source.read)
+        try:
+            _fill(stages, source.read)
+        except (NotSafetensors, Truncated, OSError) as error:
+            raise Damaged(" ".join(str(error).split())) from None
 
 
 def _fill(stages: Sequence[Stage], read: Read) -> None:

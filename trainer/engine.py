@@ -13,6 +13,7 @@ import torch
 from . import checkpoint
 from .config import RunConfig
 from .data.batches import Dataset
+from .files import Damaged
 from .flux.model import build_meta, flux_params, hollow_
 from .flux.variants import FileInfo, require_flux
 from .memory.checks import eager_because
@@ -88,7 +89,7 @@ class Engine:
 
     @property
     def torn(self) -> bool:
-        """Whether a step was cut short after some of its updates."""
+        """Whether a step was cut short after some of its updates, or a state was read only in part."""
         return bool(self.updated)
 
     def park(self) -> None:
@@ -108,15 +109,21 @@ class Engine:
     def load(self, source: Path | Source | None) -> None:
         """Take up the state that ``save`` wrote, or whatever else a run goes on from; see ``checkpoint.load``.
 
-        None: the model's own weights, as before the first step.
+        None: the model's own weights, as before the first step. What is found damaged leaves the engine ``torn``; any
+        other ``ValueError`` says that nothing has changed.
         """
         self.park()  # what a step that was cut short has kept, too
-        if source is None:
-            model = self.config.model
-            checkpoint.begin_anew(self.stages, model.flux, self.info, model.loras)
-            self.step = self.since = 0
-        else:
-            self.step, self.since = checkpoint.load(self.stages, source)
+        model = self.config.model
+        try:
+            if source is None:
+                checkpoint.begin_anew(self.stages, model.flux, self.info, model.loras)
+                self.step = self.since = 0
+            else:
+                self.step, self.since = checkpoint.load(self.stages, source)
+        except BaseException as error:
+            if isinstance(error, Damaged) or not isinstance(error, ValueError):
+                self.updated = [stage.name for stage in self.stages]  # some of them may be
+            raise
         for group in (group for stage in self.stages for group in stage.arena.groups):
             group.spec = replace(group.spec, since=self.since)
         self.updated = []

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from . import spikes
 from .describe import describe
 from .export import ExportOptions, export
-from .files import Damaged
 from .opened import OpenedRun, with_lr
 from .protocol import RunMovedOn
 from .run import RunDirectory
@@ -133,14 +132,14 @@ class Session(OpenedRun):
         found damaged only while it is read, the engine has what the run goes on from.
         """
         trainer = self._engine("loading")
-        source = self.run.find_source(step, fresh=fresh)
+        source, read = self.run.find_source(step, fresh=fresh), False
         try:
             trainer.load(source)
+            read = True
             self.run.take_back(source, why=why, skip=skip)
-        except (Damaged, OSError):
-            # Half read, or it cannot be noted: the engine is to be where the events say that it is.
-            self.run.resume(trainer.load)
-            self.event("resumed", durable=True, step=trainer.step)
+        except Exception:
+            if read or trainer.torn:
+                self._return(trainer)
             raise
         finally:
             self.activity = "idle"
@@ -148,6 +147,14 @@ class Session(OpenedRun):
         trainer.rollbacks, trainer.skipped = self.run.rollbacks, self.run.skipped
         self.use(trainer)
         return trainer.step
+
+    def _return(self, trainer: Trainer) -> None:
+        """Half read, or what was read cannot be noted: have the engine be where the run is, on the disk and by its
+        events. If that fails the engine stays torn, so that nothing of it is saved."""
+        if self.run.resume(trainer.load) is None:
+            trainer.load(None)
+        trainer.rollbacks, trainer.skipped = self.run.rollbacks, self.run.skipped
+        self.event("resumed", durable=True, step=trainer.step)
 
     # -- other deeds
 
@@ -172,9 +179,9 @@ class Session(OpenedRun):
     def _checkpoint(self) -> None:
         """A weights-only checkpoint of this step. One that cannot be written costs nothing else."""
         trainer = self._engine("saving")
-        about = describe(self.run, trainer.config, step=trainer.step, variant=trainer.info.variant,
-                         dtype="bf16", hashed=False)
         try:
+            about = describe(self.run, trainer.config, step=trainer.step, variant=trainer.info.variant,
+                             dtype="bf16", hashed=False)
             path = self.run.write_checkpoint(trainer.step, trainer.entries("bf16"), about,
                                              trainer.config.recipe.keep_checkpoints)
         except (ValueError, OSError) as error:

@@ -46,6 +46,8 @@ class Worker(Asked):
         self._idle_since = time.monotonic()
         self._exit_code = 0
         self._was_finished = False
+        self._abandons = False
+        """Whether a signal ends what is done at once: the loading of a run, when there is nothing to save."""
 
     def serve(self) -> int:
         """Open the run, work, and return the exit code. ``RunLocked`` if another process has it open."""
@@ -80,11 +82,14 @@ class Worker(Asked):
 
     def _load(self) -> None:
         session = self._session
+        self._abandons = True
         try:
             trainer = session.load()
+            self._abandons = False
         except _Abandoned:
             return
         except Exception as error:
+            self._abandons = False
             session.activity = "idle"
             self.failure = error
             session.fail(error)
@@ -109,6 +114,7 @@ class Worker(Asked):
             job = self._jobs.next(0 if training else min(0.5, self.idle_park / 2, self.idle_exit / 2))
             if job is not None:
                 job.run()
+                self._require_whole()
             elif self._goal is None or self.failure is not None:
                 self._rest()
                 continue
@@ -193,6 +199,12 @@ class Worker(Asked):
                 self._goal = None
                 self._session.transition("paused", on_the_way=step)
 
+    def _require_whole(self) -> None:
+        """A run that went back to what turned out to be damaged, and has nothing else to go on from, is given up."""
+        trainer = self._session.trainer
+        if trainer is not None and trainer.torn and not self.quitting:
+            self._exit_code, self.quitting = EXIT_FAILED, "the weights are read only in part"
+
     def _training_failed(self, error: Exception) -> None:
         """A user's error leaves whole weights and a worker that answers; anything else ends it, and says why."""
         trainer = self._session.trainer
@@ -217,5 +229,6 @@ class Worker(Asked):
 
     def _note_signal(self, name: str) -> None:
         self.quit(name)
-        if self._session.activity == "loading":
+        if self._abandons:
+            self._abandons = False
             raise _Abandoned

@@ -469,6 +469,86 @@ def test_going_back_to_a_damaged_save_point_is_refused_and_the_run_has_what_it_g
     assert wait_for_state(client, "finished")["step"] == 5
 
 
+def damage(folder_or_file) -> str:
+    """Turn a bit round in a weights file, or in the largest file of a save point; returns its name."""
+    some = [folder_or_file] if folder_or_file.is_file() else folder_or_file.glob("*.safetensors")
+    file = max(some, key=lambda f: f.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 0xFF
+    file.write_bytes(data)
+    return file.name
+
+
+def test_an_engine_that_has_read_damaged_weights_saves_nothing(tiny, serve):
+    run = make(tiny, **PAIRS)
+    worker, client = serve(run)
+    client.train(2)
+    wait_for_state(client, "finished")
+    client.train(10_000, pause_at=3)
+    wait_for(lambda: client.status()["on_the_way"] == 3)
+    name = damage(run.save_points()[0].path)
+    with pytest.raises(ValueError, match=f"{name}.*no other save point"):
+        client.roll_back()
+    wait_for(lambda: not run.locked())
+    assert worker._session.trainer.torn and [p.step for p in run.save_points()] == [2]
+    assert events(run, "saved")[-1]["step"] == 2 and run.status()["state"] == "stopped"
+
+
+def test_without_a_save_point_a_damaged_checkpoint_gives_way_to_the_model(tiny):
+    run = make(tiny, **recipe(checkpoint_every_steps=1))
+    one = session(run)
+    before = masters(one)
+    one.step(), one.step()
+    path = run.checkpoints()[0].path
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - 5000)
+    assert [c.step for c in run.checkpoints(damaged=True)] == [1, 2]
+    one.run.find_source = lambda *_, **__: dataclasses.replace(run.checkpoints(damaged=True)[0])
+    with pytest.raises(ValueError, match=path.name):
+        one.roll_back(1, fresh=True)
+    assert not one.trainer.torn and one.trainer.step == 0 and same(masters(one), before)
+    assert run.status()["step"] == 0 and run.losses() == []
+    assert one.step() == 1
+
+
+def test_a_roll_back_that_something_holds_up_leaves_the_engine_where_the_run_is(tiny, monkeypatch):
+    run = make(tiny, **recipe(keep_save_points=3))
+    one = session(run)
+    for _ in range(2):
+        one.step(), one.save()
+    at_two = masters(one)
+
+    def held(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.savepoints.remove_later", held)
+        with pytest.raises(ValueError, match="cannot go back to step 1 yet.*Permission denied"):
+            one.roll_back(1)
+    assert one.trainer.step == run.status()["step"] == 2 and same(masters(one), at_two)
+    assert one.trainer.rollbacks == run.rollbacks == 1
+    assert one.roll_back(1) == 1 and [p.step for p in run.save_points()] == [1]
+
+
+def test_a_signal_while_a_run_goes_back_waits_for_that(tiny, serve, monkeypatch):
+    run = make(tiny, **recipe(keep_save_points=2))
+    worker, client = serve(run)
+    for target in (1, 2):
+        client.train(target)
+        wait_for_state(client, "finished")
+    trainer = worker._session.trainer
+    load = trainer.load
+
+    def interrupted(source):
+        worker._note_signal("SIGTERM")
+        return load(source)
+
+    monkeypatch.setattr(trainer, "load", interrupted)
+    assert client.roll_back(1) == 1
+    wait_for(lambda: not run.locked())
+    assert worker.quitting == "SIGTERM" and run.rollbacks == 1 and [p.step for p in run.save_points()] == [1]
+
+
 # -- another optimizer on the run's weights
 
 

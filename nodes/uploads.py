@@ -48,13 +48,11 @@ def parts(path: str) -> tuple[str, ...]:
     return found
 
 
-def kind(path: tuple[str, ...]) -> str:
-    """``picture`` or ``text``; empty: the file does not belong into a dataset."""
+def kind(path: str) -> str:
+    """``picture`` or ``text`` by the file's name; empty: it does not belong into a dataset."""
     from ..trainer.data import captions, images
 
-    if any(part.startswith(".") or part.lower() in _JUNK for part in path):
-        return ""
-    extension = Path(path[-1]).suffix.lower()
+    extension = Path(path.replace("\\", "/").rpartition("/")[2]).suffix.lower()
     # Raw photographs are taken, so that the scan can say that it does not read them.
     if extension in images.extensions() | images.RAW_EXTENSIONS:
         return "picture"
@@ -75,15 +73,19 @@ class Upload:
         self.id = secrets.token_hex(8)
         self.folder = root / f"{PART}dataset-{self.id}"
         self.pictures = self.texts = self.skipped = self.bytes = 0
+        self.touched = time.time()
+        """When something of it came last, in seconds since 1970."""
         self._lock = threading.Lock()
         self.folder.mkdir(parents=True)
 
     def place(self, path: str) -> Path | None:
         """Where the file of this relative path is to be written; None: it does not belong into a dataset."""
-        found = parts(path)
+        # First by its kind: an odd name is nothing to end for, if the file is left out anyway.
+        what = kind(path)
+        found = parts(path) if what else ()
         with self._lock:
-            what = kind(found)
-            if not what:
+            self.touched = time.time()
+            if not what or any(part.startswith(".") or part.lower() in _JUNK for part in found):
                 self.skipped += 1
                 return None
             if self.pictures + self.texts >= MOST_FILES:
@@ -104,6 +106,7 @@ class Upload:
         file.write(data)
         with self._lock:
             self.bytes += len(data)
+            self.touched = time.time()
 
     def spool(self) -> Path:
         """Where a zip is put until it is unpacked."""
@@ -187,6 +190,8 @@ class Uploads:
 
     def _sweep(self, root: Path) -> None:
         with self._lock:
+            for upload in [u for u in self._open.values() if time.time() - u.touched > _STALE]:
+                del self._open[upload.id]
             known = {upload.folder for upload in self._open.values()}
         for folder in root.glob(f"{PART}dataset-*") if root.is_dir() else ():
             with contextlib.suppress(OSError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import stat
+import time
 import types
 import zipfile
 from pathlib import Path
@@ -51,6 +53,8 @@ def test_single_files_and_a_name_that_is_taken(tmp_path: Path) -> None:
     with open(target, "wb") as file:
         upload.write(file, b"picture")
     assert upload.place("notes.docx") is None
+    for odd in ("Icon\r", "what?.docx", "con", "a/../b.exe", "sub/.DS_Store"):
+        assert upload.place(odd) is None, "it is left out, whatever it is called"
     with pytest.raises(ValueError, match="twice"):
         upload.place("one/a.png")
     assert upload.finish()["folder"] == "cats_2" and _files(tmp_path) == ["cats_2/one/a.png"]
@@ -142,11 +146,16 @@ def test_an_upload_that_was_given_up_is_swept_a_day_later(tmp_path: Path, monkey
     old = uploads.Uploads().begin(tmp_path, "x")
     uploads.Uploads().begin(tmp_path, "y")
     assert old.folder.is_dir()
-    monkeypatch.setattr(uploads, "_STALE", -1.0)
     kept = uploads.Uploads()
-    one = kept.begin(tmp_path, "y")
+    one, given_up = kept.begin(tmp_path, "y"), kept.begin(tmp_path, "z")
+    day = time.time() - uploads._STALE - 1
+    for upload in (old, one, given_up):
+        os.utime(upload.folder, (day, day))
+    given_up.touched = day
     kept.begin(tmp_path, "z")
     assert not old.folder.exists() and one.folder.is_dir(), "one of this server may still be coming"
+    assert not given_up.folder.exists(), "nothing of it has come for a day"
     assert kept.end(one.id) is one
-    with pytest.raises(FileNotFoundError):
-        kept.get(one.id)
+    for upload in (one, given_up):
+        with pytest.raises(FileNotFoundError):
+            kept.get(upload.id)

@@ -18,9 +18,9 @@
 
 ``about`` is two fields: ``note``, what the node that trains the run does now, and ``held``, whether such a node waits.
 A reader takes a snapshot (all events up to ``n``), then events: one whose ``since`` is above what it knows means that
-it missed some, and takes a new snapshot. Failures are answered as ``{"error": one line}``. Whatever blocks runs in
-threads of its own, never on ComfyUI's event loop. Importing this registers the routes where a server is; it loads no
-torch.
+it missed some, and takes a new snapshot. What a POST brings is JSON and says so. Failures are answered as
+``{"error": one line}``. Whatever blocks runs in threads of its own, never on ComfyUI's event loop. Importing this
+registers the routes where a server is; it loads no torch.
 """
 
 from __future__ import annotations
@@ -195,6 +195,9 @@ def register(routes: Any) -> None:
                 given: dict[str, Any] = dict(request.match_info)
                 given |= {key: request.query[key] for key in query if key in request.query}
                 if body:
+                    # Browsers let any page send what is no JSON: ComfyUI refuses that on this machine, not on others.
+                    if request.content_type != "application/json":
+                        raise ValueError("the request is no application/json: send it as that")
                     given["body"] = details.load_json(await request.text())
                 if asyncio.iscoroutinefunction(work):
                     result = await work(request)

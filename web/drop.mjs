@@ -65,7 +65,11 @@ async function filesOf(entry, path = '') {
 }
 
 async function upload(name, files) {
-  const { id } = await ask('', { method: 'POST', body: JSON.stringify({ name: name || TEXT.drop.dropped }) })
+  const { id } = await ask('', {
+    method: 'POST',
+    headers: { 'Content-Type': 'application/json' },
+    body: JSON.stringify({ name: name || TEXT.drop.dropped }),
+  })
   const left = [...files]
   let failed = false
   const send = async () => {

@@ -449,10 +449,10 @@ def test_a_worker_that_is_killed_shows_as_interrupted(canvas: Callable[..., Canv
 
 
 def test_routes_refuse_what_is_not_there(server: Server) -> None:
-    def status(path: str, method: str = "GET", body: bytes = b"") -> int:
+    def status(path: str, method: str = "GET", body: bytes = b"", kind: str = "application/json") -> int:
         try:
             request = urllib.request.Request(f"http://127.0.0.1:{server.port}/flux_fft{path}", body or None,
-                                             method=method)
+                                             {"Content-Type": kind}, method=method)
             with urllib.request.urlopen(request, timeout=20) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
@@ -469,6 +469,7 @@ def test_routes_refuse_what_is_not_there(server: Server) -> None:
         assert status(f"/runs/missing/{action}", "POST") == 404, action
         assert status(f"/runs/%2e%2e/{action}", "POST", b"{}") == 400, action
         assert status(f"/runs/missing/{action}", "POST", b"[1") == 400, action
+        assert status(f"/runs/missing/{action}", "POST", b"{}", "text/plain") == 400, "any web page may send that"
     assert status("/datasets", "POST", b"no json") == 400
     for method, end in (("PUT", "?path=a.png"), ("POST", "/finish"), ("DELETE", "")):
         assert status(f"/datasets/0123456789abcdef{end}", method) == 404

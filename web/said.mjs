@@ -12,7 +12,8 @@ const PICTURE = '$$canvas-image-preview'
 /** Lines of an `executed` message, or null where it has none. */
 export function linesOf(output) {
   const text = output?.text
-  const lines = (Array.isArray(text) ? text : [text]).filter((line) => typeof line === 'string' && line.trim())
+  const lines = (Array.isArray(text) ? text : [text]).filter((line) => typeof line === 'string')
+    .flatMap((line) => line.split('\n')).filter((line) => line.trim())
   return lines.length ? lines : null
 }
 

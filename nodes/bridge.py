@@ -286,18 +286,3 @@ def encode_pixels(vae: Any, pixels: Tensor) -> Tensor:
     import comfy.latent_formats
 
     return comfy.latent_formats.Flux().process_in(vae.encode(pixels).float().cpu())
-
-
-def content_id(thing: Any) -> str:
-    """Tells one live CLIP or VAE from another by what it computes: a hash of its weights' shapes and first values."""
-    import hashlib
-
-    own = getattr(thing, "flux_fft_id", None)
-    if own is not None:
-        return own
-    digest = hashlib.sha256()
-    for name, tensor in sorted(thing.get_sd().items()):
-        if hasattr(tensor, "flatten"):
-            digest.update(f"{name}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.flatten()[:16].float().cpu().numpy().tobytes())
-    return digest.hexdigest()

@@ -91,14 +91,14 @@ class Encoders:
         """Tells these text encoders from others."""
         files = self._text_files()
         if not files:
-            return bridge.content_id(self._linked("clip"))
+            return bridge_text.content_id(self._linked("clip"))
         return "+".join(fingerprint(f) for f in files)
 
     @property
     def vae_id(self) -> str:
         """Tells this VAE from others."""
         if not self.model.config.vae:
-            return bridge.content_id(self._linked("vae"))
+            return bridge_text.content_id(self._linked("vae"))
         return fingerprint(self.model.config.vae)
 
     def _text_files(self) -> list[str]:

@@ -194,11 +194,26 @@ def check_pixels_become_model_space_latents() -> None:
 
 
 def check_live_encoders_are_told_apart_by_what_they_compute() -> None:
-    from pack.nodes import bridge
+    import comfy.sd
+    import torch
+    from pack.nodes.bridge_text import content_id
 
     one, two, three = tiny_clip(), tiny_clip(), tiny_clip()
     next(three.cond_stage_model.t5xxl.parameters()).data += 1
-    assert bridge.content_id(one) == bridge.content_id(two) != bridge.content_id(three)
+    assert content_id(one) == content_id(two) != content_id(three)
+    layer, (rows, columns) = next((n, p.shape) for n, p in one.cond_stage_model.clip_l.named_parameters()
+                                  if n.endswith("mlp.fc1.weight"))
+    name = "lora_te_" + layer.removeprefix("transformer.").removesuffix(".weight").replace(".", "_")
+
+    def with_lora(value: float, strength: float) -> str:
+        lora = {f"{name}.lora_up.weight": torch.full((rows, 2), value),
+                f"{name}.lora_down.weight": torch.ones(2, columns)}
+        patched = comfy.sd.load_lora_for_models(None, two, lora, 0, strength)[1]
+        assert patched.patcher.patches, "the LoRA fits"
+        return content_id(patched)
+
+    ids = [content_id(one), with_lora(1.0, 1.0), with_lora(2.0, 1.0), with_lora(1.0, 0.5)]
+    assert len(set(ids)) == 4 and ids[1] == with_lora(1.0, 1.0) and content_id(two) == ids[0]
 
 
 def check_the_proxy_asks_for_what_the_sampler_shows_it() -> None:

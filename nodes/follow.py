@@ -84,14 +84,14 @@ class Follower:
         None where never by this.
 
         It is what the worker does (``trainer/session.py``): it counts the time of the steps since it saved, or tried
-        to, or was opened.
+        to, or was opened or taken back.
         """
         with self._lock:
             for event in self.run.events(self._counted):
                 self._counted = event["n"]
                 if event["type"] == "step":
                     self._unsaved += event["seconds"] or 0.0
-                elif event["type"] in ("saved", "save_failed") or event.get("state") == "preparing":
+                elif event["type"] in ("saved", "save_failed", *BACK) or event.get("state") == "preparing":
                     self._unsaved = 0.0
             unsaved = self._unsaved
         recipe = self.run.config.recipe

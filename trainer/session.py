@@ -154,6 +154,7 @@ class Session(OpenedRun):
         if self.run.resume(trainer.load) is None:
             trainer.load(None)
         trainer.rollbacks, trainer.skipped = self.run.rollbacks, self.run.skipped
+        self._unsaved_seconds = 0.0
         self.event("resumed", durable=True, step=trainer.step)
 
     # -- other deeds

@@ -129,9 +129,9 @@ def check_scans_are_kept_until_a_file_changes() -> None:
     import os
     import tempfile
 
-    from PIL import Image
     from pack.nodes import scans
     from pack.trainer.config import DatasetConfig
+    from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:
         for name in "ab":

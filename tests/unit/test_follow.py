@@ -116,6 +116,9 @@ def test_when_the_next_save_is_due(tmp_path: Path) -> None:
     _train(run, 41, 42)
     run.transition("preparing")
     assert reader.news()["save_in"] == follow.Follower(run.path).snapshot()["status"]["save_in"] == 600
+    _train(run, 43, 44)
+    run.append("rolled_back", step=40)
+    assert reader.news()["save_in"] == 600
     run.update(dataclasses.replace(config, recipe=RecipeConfig(save_every_minutes=0)))
     assert [reader.news()[key] for key in ("save_in", "save_at")] == [None, None]
 

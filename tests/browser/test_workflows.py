@@ -18,7 +18,7 @@ FILE = (".safetensors", ".sft")
 
 
 def faults(prompt: dict[str, Any], known: dict[str, Any]) -> list[str]:
-    """What the server would refuse in a prompt. Names of model files are let pass: they are the user's."""
+    """What the server would refuse in a prompt. Names of model files and runs are let pass: they are the user's."""
     found = []
     for key, node in prompt.items():
         kind = known.get(node["class_type"])
@@ -34,7 +34,7 @@ def faults(prompt: dict[str, Any], known: dict[str, Any]) -> list[str]:
                 found.append(f"{where}: there is no input {name}")
             elif isinstance(value, list):
                 found += [f"{where}.{name}: {what}" for what in _link_faults(takes[name], value, prompt, known)]
-            elif not _fits(takes[name], value):
+            elif name != "run_name" and not _fits(takes[name], value):
                 found.append(f"{where}: {name} cannot be {value!r}, it takes {takes[name]}")
     return found
 

@@ -26,6 +26,7 @@ registers the routes where a server is; it loads no torch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -169,7 +170,8 @@ async def _receive(request: Any) -> dict[str, Any]:
         if zipped:
             await in_thread(upload.unpack, target)
     except BaseException:
-        _uploads.end(key)
+        with contextlib.suppress(FileNotFoundError):  # another file of it may have failed before
+            _uploads.end(key)
         await in_thread(upload.drop)
         raise
     return {"pictures": upload.pictures, "texts": upload.texts, "bytes": upload.bytes}

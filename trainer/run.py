@@ -288,11 +288,20 @@ class RunDirectory:
             return source
 
     def delete(self) -> None:
-        """Remove the run with all that is in its directory. ``RunLocked`` while a worker has it open."""
+        """Remove the run with all that is in its directory. ``RunLocked`` while a worker has it open; ``ValueError``,
+        and it is there as it was, if something holds a file of it (Windows)."""
+        settings, aside = self.path / "config.json", self.path / f"{files.PART}config.json"
         with self.lock():
             # Without its config it is no run any more, should removing the rest be cut short.
-            files.unlink(self.path / "config.json")
-        files.remove_tree(self.path)
+            files.replace(settings, aside)
+        try:
+            files.remove_tree(self.path)
+        except OSError as error:
+            if not self.path.is_dir():
+                raise
+            files.replace(aside, settings)
+            raise ValueError(f"run {self.name!r} could not be deleted ({error.strerror or error}): close what has its"
+                             " files open, then try again") from error
 
 
 def _inside(path: str, root: Path) -> str:

@@ -572,6 +572,23 @@ def test_a_run_in_use_is_neither_rolled_back_nor_deleted(run, holder):
     assert run.rollbacks == 0 and run.config
 
 
+def test_a_run_that_something_holds_open_is_whole_until_it_can_be_deleted(run, monkeypatch):
+    save(run, 5)
+
+    def held(source, target):
+        raise PermissionError(13, "The process cannot access the file")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.files.replace", lambda source, target: held(source, target)
+                        if source == run.path else os.replace(source, target))
+        with pytest.raises(ValueError, match="run 'run' could not be deleted .The process cannot access") as caught:
+            run.delete()
+    assert "\n" not in str(caught.value)
+    assert RunDirectory(run.path).config == run.config and [p.step for p in run.save_points()] == [5]
+    run.delete()
+    assert not run.path.exists() and os.listdir(run.path.parent) == []
+
+
 # -- comparing
 
 

@@ -56,7 +56,7 @@ form.ask .row { display: flex; justify-content: flex-end; gap: 6px; }
 .slider { display: flex; align-items: center; gap: 8px; }
 .slider input { flex: 1; min-width: 0; accent-color: var(--accent); }
 .slider output { min-width: 74px; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(120px, 1fr)); gap: 8px; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(120px, 1fr)); gap: 8px; align-items: start; }
 .pictures button { padding: 0; border: 0; background: none; text-align: left; }
 .pictures img, .pair img {
   display: block; width: 100%; border-radius: 4px; background: color-mix(in srgb, var(--ink) 8%, transparent);

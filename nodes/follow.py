@@ -214,6 +214,8 @@ class Library:
         """The status of each run under ``home``, the last used first. A run that cannot be read is left out."""
         found = []
         for path in home.iterdir() if home.is_dir() else ():
+            if path.name.startswith("."):  # a run that is being deleted
+                continue
             try:
                 info = os.stat(path / "events.jsonl")
                 found.append((info.st_mtime_ns, self._status(path, (path, info.st_mtime_ns, info.st_size))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -24,6 +25,7 @@ def prepare(root: Path) -> None:
                 if not free:
                     raise ValueError(f"a run that was in {root} is still open in a worker: stop that, or choose"
                                      " another name")
+        _sweep_deleted(root.parent)
         for folder in ("samples", "state", "checkpoints"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         # Of a creation that was cut short, or of a run that was deleted, but not wholly.
@@ -32,6 +34,14 @@ def prepare(root: Path) -> None:
         savepoints.clear(root / "state")
     except OSError as error:
         raise ValueError(f"{root} cannot be made: {error.strerror or error}") from None
+
+
+def _sweep_deleted(home: Path) -> None:
+    """Runs beside a new one whose removal was cut short, an hour ago or more: they hold as much disk as runs do."""
+    for path in home.glob(f"{files.PART}old-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > 60 * YOUNG:
+                files.remove_tree(path)
 
 
 def sweep(run: Path) -> None:

@@ -589,6 +589,15 @@ def test_a_run_that_something_holds_open_is_whole_until_it_can_be_deleted(run, m
     assert not run.path.exists() and os.listdir(run.path.parent) == []
 
 
+def test_what_is_left_of_a_deletion_that_was_cut_short_goes_when_a_run_is_made(folder):
+    old, young = (folder.parent / f".part-old-run-{name}" for name in ("1234", "5678"))
+    for path in (old, young):
+        (path / "state").mkdir(parents=True)
+    os.utime(old, (time.time() - 3700,) * 2)
+    make(folder)
+    assert not old.exists() and young.is_dir(), "another process may be at it"
+
+
 # -- comparing
 
 

@@ -152,7 +152,7 @@ class Runs extends EventTarget {
     const stopsYet = run.request === 'stop' && status.state === 'paused'
     const waits = run.request === 'resume' && !moves
     if (!moves && !run.held && !stopsYet && !waits) run.request = ''
-    if (moves && run.request === 'resume') run.request = ''
+    if (moves && run.request === 'resume') Object.assign(run, { request: '', told: '' })
     this.changed(run)
   }
 

@@ -3,7 +3,7 @@
 import { letThrough, sampleNow, save, setRate } from './actions.mjs'
 import { button, make, setText } from './dom.mjs'
 import { figure } from './format.mjs'
-import { pictureOf } from './store.mjs'
+import { pictureOf, runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
 
 export class Tools {
@@ -55,9 +55,10 @@ export class Tools {
     const text = this.rate.value.trim().replace(',', '.')
     const rate = Number(text)
     const good = text !== '' && rate >= 0 && rate <= 1
-    this.rate.toggleAttribute('aria-invalid', !good)
-    this.rate.title = good ? '' : TEXT.lrWrong
-    if (!good) return
+    if (!good) {
+      this.rate.setAttribute('aria-invalid', 'true')
+      return runs.tell(this.name(), TEXT.lrWrong)
+    }
     this.current = rate
     setRate(this.name(), rate)
     this.rate.blur()

@@ -159,7 +159,8 @@ def test_the_tools_of_the_panel(canvas: Callable[..., Canvas], server: Server) -
         field = page.page.locator(".rate-field input")
         field.fill("2")
         field.press("Enter")
-        assert field.get_attribute("aria-invalid") is not None
+        assert field.get_attribute("aria-invalid") == "true"
+        panel.wait("p.line.startsWith('The learning rate is a number')", 10)
         field.fill("1.5e-4")
         field.press("Enter")
         panel.wait("p.line.includes('1.5e-4')", 30)
@@ -190,10 +191,13 @@ def test_the_tools_of_the_panel(canvas: Callable[..., Canvas], server: Server) -
         graph = {"1": {"class_type": "EmptyImage", "inputs": {"width": 16, "height": 16, "batch_size": 1, "color": 0}},
                  "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}}}
         waiting = server.post("/prompt", {"prompt": graph})["prompt_id"]
-        before = _step(panel.read())
         panel.press("through")
+        deadline = time.monotonic() + 60
+        while waiting not in server.get("/history"):
+            assert time.monotonic() < deadline, server.tail(30)
+            page.page.wait_for_timeout(100)
+        before = _step(panel.read())
         panel.wait(f"p.state === 'Training' && step > {before + 1}", 60)
-        assert waiting in server.get("/history")
 
         # Resumed from the sidebar while another workflow is open.
         panel.press("pause")
@@ -203,6 +207,7 @@ def test_the_tools_of_the_panel(canvas: Callable[..., Canvas], server: Server) -
         tab.locator(".runs button", has_text="tools").click()
         tab.locator("button.resume").click()
         tab.locator(".run[data-state=training]").wait_for()
+        tab.locator(".run > .line", has_text="Queued").wait_for(state="detached")
         tab.locator("button.worker-log").click()
         assert "worker" in tab.locator(".log-text").inner_text()
         page.page.keyboard.press("Escape")

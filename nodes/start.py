@@ -47,9 +47,10 @@ def start(config: RunConfig, model: ModelHandle, if_different: str, node_id: str
     """Find or make the run. Raises ``ValueError`` in one line for all that the user can put right."""
     assert if_different in CHOICES
     require_flux(config.model.flux)
+    # First, so that a wrong folder is told as one and not as another dataset of the run.
+    report = scan.scan_folder(config.dataset, progress=_bar(node_id), look=scans.look)
     existing, config, notes, fresh = choose(config, if_different)
     model = dataclasses.replace(model, config=config.model)
-    report = scan.scan_folder(config.dataset, progress=_bar(node_id), look=scans.look)
     bridge.unload_models()  # what they hold is free for the training
     # Before anything is encoded: that can take an hour, in vain where the plan is impossible.
     shapes = [(height // 8, width // 8) for width, height in (sample.bucket for sample in report.samples)]

@@ -50,6 +50,11 @@ def test_four_nodes_train(placed: Server) -> None:
     assert "16 pictures" in result.text("3")
     assert "from step 0 to 2" in result.text("4")
 
+    wrong = four_nodes("four", 2)
+    wrong["2"]["inputs"]["folder"] = "nowhere"
+    error = placed.run(wrong).error
+    assert "nowhere does not exist" in error and "another run" not in error
+
 
 def test_the_loss_at_fixed_noise_falls(server: Server) -> None:
     g = Graph()

@@ -39,8 +39,8 @@ class Difference:
 
 def _shown(name: str, value: Any) -> str:
     if name != "model.loras":
-        return repr(value)
-    return " + ".join(f"{lora['path']!r} at {lora['strength']:g}" for lora in value) or "none"
+        return f"'{value}'" if isinstance(value, str) else repr(value)  # a backslash is one, as in a path of Windows
+    return " + ".join(f"'{lora['path']}' at {lora['strength']:g}" for lora in value) or "none"
 
 
 def compare(old: RunConfig, new: RunConfig) -> list[Difference]:

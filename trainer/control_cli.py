@@ -57,6 +57,8 @@ def report(status: dict[str, Any], as_json: bool) -> None:
         parts.append(f"loss {status['loss']:.4f}")
     if status["state"] == "training" and status["seconds_left"] is not None:
         parts.append(f"{status['seconds_per_step']:.2f} s/step, {duration(status['seconds_left'])} left")
+    if status["lr_set"] is not None:
+        parts.append(f"learning rate set to {status['lr_set']:g}")
     saved = status["save_point_step"]
     parts.append(f"saved at step {saved}" if saved is not None else "no save point")
     if status["resume_step"] != (saved or 0) and status["worker"] is None:
@@ -94,7 +96,8 @@ def _runs(args: argparse.Namespace) -> int:
     for status in found:
         report(status, False)
     if not found:
-        write_line(f"no runs in {args.folder}")
+        itself = os.path.isfile(os.path.join(args.folder, "config.json"))
+        write_line(f"no runs in {args.folder}" + (": it is a run itself, ask for its status" if itself else ""))
     return 0
 
 

@@ -83,8 +83,12 @@ class _Weights:
 
 def check_target(path: Path, overwrite: bool) -> None:
     """Raise ``ValueError`` unless a checkpoint may be written to ``path``."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the name of a file in it, such as {path / 'model.safetensors'}")
+    if path.suffix.lower() != ".safetensors":
+        raise ValueError(f"{path} does not end in .safetensors: only such files are found as models")
     if path.exists() and not overwrite:
-        raise ValueError(f"{path} exists: choose another name, or allow it to be overwritten")
+        raise ValueError(f"{path} exists: choose another name, or allow it with overwrite")
     if not path.parent.is_dir():
         raise ValueError(f"the folder {path.parent} does not exist: create it or choose another")
 

@@ -95,6 +95,7 @@ def test_a_run_is_trained_looked_at_and_exported(tiny, tmp_path):
     assert RunDirectory(run.path).events() == run.events()
     assert "run: finished at step 4 of 4" in good("runs", tmp_path)
     assert json.loads(good("runs", tmp_path, "--json")) == [status]
+    assert "it is a run itself" in good("runs", run.path)
 
     out = tmp_path / "out.safetensors"
     done = json.loads(good("export", run.path, "--out", out, "--dtype", "f32", "--title", "T", "--json"))
@@ -113,6 +114,8 @@ def test_a_run_is_trained_looked_at_and_exported(tiny, tmp_path):
     assert "exists: choose another name" in refused("export", run.path, "--out", out)
     assert "nowhere does not exist" in refused("export", run.path, "--out", tmp_path / "nowhere" / "x.safetensors")
     assert "choose from" in refused("export", run.path, "--out", tmp_path / "x", "--dtype", "f8")
+    assert "is a folder" in refused("export", run.path, "--out", tmp_path, "--overwrite")
+    assert "does not end in .safetensors" in refused("export", run.path, "--out", tmp_path / "x.ckpt")
     assert out.read_bytes() == before
     good("export", run.path, "--out", out, "--overwrite")
     assert load_file(out)["img_in.weight"].dtype == torch.bfloat16

@@ -91,7 +91,7 @@ def test_a_living_worker_is_told(tiny, serve):
 
 def test_a_learning_rate_is_set_for_a_run_that_nobody_has_open(tiny, serve):
     run = trained(tiny, serve, 2)
-    good("set-lr", run.path, "5e-5")
+    assert "learning rate set to 5e-05" in good("set-lr", run.path, "5e-5")
     assert run.status()["lr_set"] == 5e-5
     assert "learning rate is 7.0" in refused("set-lr", run.path, "7")
     _, client = serve(run)

@@ -31,6 +31,13 @@ def test_encodings(tmp_path, raw, doubt):
         assert "a.txt" in caption.warning
 
 
+def test_a_text_that_is_not_what_its_first_bytes_say_is_told(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe" + "a cat".encode("utf-16-le") + b"!")
+    caption = caption_for(tmp_path / "a.png")
+    assert caption.text.startswith("a cat")
+    assert "a.txt begins as UTF-16-LE and does not go on so: save it as UTF-8" in caption.warning
+
+
 def test_what_is_no_text_is_no_caption(tmp_path):
     Image.effect_noise((64, 64), 50).save(tmp_path / "a.png")
     for data in ((tmp_path / "a.png").read_bytes(), bytes(300), bytes(range(256)) * 20, b"\0"):

@@ -76,9 +76,11 @@ def main(args: argparse.Namespace) -> int:
         told = report.as_dict() | {"steps_per_epoch": report.steps_per_epoch(args.batch_size)}
         sys.stdout.write(json.dumps(told, ensure_ascii=True) + "\n")
     else:
-        rate = report.usable / max(report.seconds, 1e-9)
-        speed = f"  scanned in {report.seconds:.1f} s, {rate:.0f} pictures a second"
-        sys.stdout.write("\n".join([*table(report, args.batch_size), speed]) + "\n")
+        lines = table(report, args.batch_size)
+        if report.usable:
+            rate = report.usable / max(report.seconds, 1e-9)
+            lines.append(f"  scanned in {report.seconds:.1f} s, {rate:.0f} pictures a second")
+        sys.stdout.write("\n".join(lines) + "\n")
     if problem := why_not(report):
         raise ValueError(problem)
     return 0

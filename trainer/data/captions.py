@@ -206,7 +206,8 @@ def decode(raw: bytes) -> tuple[str, str]:
     for mark, encoding in _BOMS:
         if raw.startswith(mark):
             text = raw[len(mark) :].decode(encoding, errors="replace")
-            return text, f"begins as {encoding.upper()} and does not go on so: save it as UTF-8" if "\ufffd" in text else ""
+            doubt = f"begins as {encoding.upper()} and does not go on so: save it as UTF-8"
+            return text, doubt if "\ufffd" in text else ""
     # Text in UTF-16: of Latin scripts every second byte is zero, and which one tells the byte order.
     even, odd = raw[::2].count(0), raw[1::2].count(0)
     zeros, wide = even + odd, "utf-16-be" if even > odd else "utf-16-le"

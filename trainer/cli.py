@@ -41,6 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, WorkerClosing, WorkerDied, WorkerError) as error:
         sys.stderr.write(" ".join(str(error).split()) + "\n")
         return EXIT_USER_ERROR
+    except BrokenPipeError:
+        return 0  # whoever read what is printed has had enough
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"{where}{error.strerror or error}\n")
+        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return 130
 

@@ -279,6 +279,16 @@ def test_errors_are_one_line_and_exit_code_2(tiny, tmp_path, monkeypatch):
     assert done.returncode != 0 and "cache" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
 
+def test_a_system_error_is_one_line(tiny, monkeypatch):
+    run = make(tiny)
+
+    def denied(self):
+        raise PermissionError(13, "Permission denied", str(run.path / "lock"))
+
+    monkeypatch.setattr(RunDirectory, "status", denied)
+    assert str(run.path / "lock") + ": Permission denied" in refused("status", run.path)
+
+
 def test_a_broken_run_does_not_hide_the_others(tiny, tmp_path):
     make(tiny)
     shutil.copytree(tmp_path / "run", tmp_path / "broken")

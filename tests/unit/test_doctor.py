@@ -72,8 +72,9 @@ def test_a_device_that_is_not_there_is_a_users_error(capsys, tmp_path):
     assert "no GPU here" in capsys.readouterr().err
 
 
-def test_speeds_that_cannot_be_read_say_what_to_do(tmp_path):
-    (tmp_path / "machine.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[]", '{"speeds": {"h2d": "fast"}}'])
+def test_speeds_that_cannot_be_read_say_what_to_do(tmp_path, text):
+    (tmp_path / "machine.json").write_text(text)
     with pytest.raises(ValueError, match="run the doctor again"):
         machine.load_speeds(tmp_path / "machine.json")
     assert machine.load_speeds(tmp_path / "none.json") == machine.Speeds()

@@ -213,5 +213,8 @@ def load_speeds(path: Path | None = None) -> Speeds:
         return Speeds()
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): run the doctor again, or delete it") from None
-    speeds = data.get("speeds", {})
-    return Speeds(**{name: float(speeds.get(name) or 0.0) for name in Speeds.__dataclass_fields__})
+    try:
+        speeds = data.get("speeds", {})
+        return Speeds(**{name: float(speeds.get(name) or 0.0) for name in Speeds.__dataclass_fields__})
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"{path} holds no speeds: run the doctor again, or delete it") from None

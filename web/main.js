@@ -5,7 +5,7 @@ import { api } from '../../scripts/api.js'
 
 import { watchDrops } from './drop.mjs'
 import { dropProgressPicture, executionId, findNode, TRAIN_STEPS } from './graph.mjs'
-import { watchRuns } from './notices.mjs'
+import { watchErrors, watchRuns } from './notices.mjs'
 import { attachPanel } from './panel.mjs'
 import { registerTab } from './runs_tab.mjs'
 import { linesOf, showLines } from './said.mjs'
@@ -27,6 +27,7 @@ app.registerExtension({
   setup() {
     registerTab()
     watchRuns()
+    watchErrors()
     watchDrops()
   },
   nodeCreated(node) {

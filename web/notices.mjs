@@ -1,5 +1,6 @@
 // Toasts of what happened to runs while this page was open: quiet where all is well, lasting where somebody must act.
 
+import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 
 import { bytes, count, figure } from './format.mjs'
@@ -8,6 +9,7 @@ import { TEXT } from './strings.mjs'
 
 const QUIET = 3000
 const USUAL = 8000
+const LONG = 20000
 /** Runs whose disk was told to be low. */
 const low = new Set()
 
@@ -17,6 +19,16 @@ export function toast(severity, summary, detail = '', life = USUAL) {
   const message = { severity, summary, ...(detail ? { detail } : {}), ...(life ? { life } : {}) }
   toasts?.add?.(message)
   return () => toasts?.remove?.(message)
+}
+
+/** ComfyUI's own notice of a node that failed keeps the line that says why two clicks away. Train Steps has a panel. */
+export function watchErrors() {
+  api.addEventListener('execution_error', ({ detail }) => {
+    const { node_type: type = '', exception_message: why = '' } = detail ?? {}
+    if (!type.startsWith('FluxFFT') || type === 'FluxFFTTrainSteps') return
+    const title = globalThis.LiteGraph?.registered_node_types?.[type]?.title ?? type
+    toast('error', title, why.trim(), LONG)
+  })
 }
 
 export function watchRuns() {

@@ -453,6 +453,19 @@ def test_a_worker_that_is_killed_shows_as_interrupted(canvas: Callable[..., Canv
     assert not log.count()
 
 
+def test_why_a_node_failed_is_said_at_once(canvas: Callable[..., Canvas], server: Server) -> None:
+    page = canvas()
+    demo(page, "no_folder", 1)
+    page.page.evaluate("""() => {
+      const graph = window.app.canvas.graph, dataset = window.LiteGraph.createNode('FluxFFTDataset')
+      graph.add(dataset)
+      dataset.connect(0, graph.nodes.find((n) => n.type === 'FluxFFTStart'), 'dataset')
+    }""")
+    page.queue()
+    page.page.locator(".p-toast-message", has_text="folder is empty").wait_for()
+    assert not (server.home / "no_folder").exists()
+
+
 def test_routes_refuse_what_is_not_there(server: Server) -> None:
     def status(path: str, method: str = "GET", body: bytes = b"", kind: str = "application/json") -> int:
         try:

@@ -16,7 +16,7 @@ import pytest
 from tests.browser.canvas import Canvas
 from tests.comfyui.server import Rejected, Server
 
-DEMO = Path(__file__).resolve().parents[2] / "example_workflows" / "Flux full fine-tune - demo on any machine.json"
+DEMO = Path(__file__).resolve().parents[2] / "example_workflows" / "demo on any machine - Flux full fine-tune.json"
 MANY = 1_000_000
 """More steps than are trained while a test lasts."""
 

@@ -15,14 +15,14 @@ from trainer.demo_data import write_demo
 from trainer.run import RunDirectory
 
 TWINS = {
-    "Flux full fine-tune - demo on any machine": "demo",
-    "Flux full fine-tune - FLUX.1 dev in four nodes": "flux_dev_minimal",
-    "Flux full fine-tune - FLUX.1 dev with previews": "flux_dev",
-    "Flux full fine-tune - 24 GB card, 64 GB RAM": "flux_dev_24gb",
-    "Flux full fine-tune - 32 GB card, 128 GB RAM, Adan": "flux_dev_adan",
-    "Flux full fine-tune - as in the prototype": "flux_dev_prototype",
-    "Flux full fine-tune - continue a run": "continue",
-    "Flux full fine-tune - compare two runs": "compare",
+    "demo on any machine - Flux full fine-tune": "demo",
+    "FLUX.1 dev in four nodes - Flux full fine-tune": "flux_dev_minimal",
+    "FLUX.1 dev with previews - Flux full fine-tune": "flux_dev",
+    "24 GB card, 64 GB RAM - Flux full fine-tune": "flux_dev_24gb",
+    "32 GB card, 128 GB RAM, Adan - Flux full fine-tune": "flux_dev_adan",
+    "as in the prototype - Flux full fine-tune": "flux_dev_prototype",
+    "continue a run - Flux full fine-tune": "continue",
+    "compare two runs - Flux full fine-tune": "compare",
 }
 SMALL = {
     "FluxFFTTrainSteps": {"steps": 2},

@@ -14,6 +14,7 @@ export const BASE = `
   --second: color-mix(in srgb, #e08a1e 82%, var(--ink));
   --third: color-mix(in srgb, #22a55b 78%, var(--ink));
   --bad: color-mix(in srgb, #ef4444 62%, var(--ink));
+  --bad-ink: color-mix(in srgb, #ef4444 38%, var(--ink));
   --tone: var(--dim);
   color: var(--ink); font: 12px/1.35 Inter, system-ui, sans-serif; font-variant-numeric: tabular-nums;
 }
@@ -30,13 +31,13 @@ button:hover:enabled { background: color-mix(in srgb, var(--ink) 18%, transparen
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
 button:disabled, input:disabled { opacity: 0.45; cursor: default; }
 button.link { padding: 0; border: 0; background: none; color: inherit; text-decoration: underline; }
-button.danger { border-color: color-mix(in srgb, var(--bad) 60%, transparent); color: var(--bad); }
+button.danger { border-color: color-mix(in srgb, var(--bad) 60%, transparent); color: var(--bad-ink); }
 input[type='text'], input[type='number'], textarea, select {
   min-width: 0; padding: 2px 6px; border: 1px solid var(--line); border-radius: 4px;
   background: color-mix(in srgb, var(--comfy-input-bg, #222) 80%, var(--ground)); color: inherit; font: inherit;
 }
 input[aria-invalid] { border-color: var(--bad); }
-p.is-error, .is-error { color: var(--bad); }
+p.is-error, .is-error { color: var(--bad-ink); }
 
 .chart {
   position: relative; flex: 1; min-height: 96px;

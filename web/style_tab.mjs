@@ -10,6 +10,7 @@ export const TAB_STYLE = `${BASE}
   background: var(--ground); container-type: inline-size;
 }
 .bar { display: flex; flex-wrap: wrap; align-items: center; gap: 6px; }
+.bar button { flex: 0 1 auto; max-width: 100%; white-space: normal; text-align: start; }
 h2 { flex: 1; min-width: 0; margin: 0; font-size: 14px; font-weight: 600; overflow-wrap: anywhere; }
 h3 { margin: 0; font-size: 12px; font-weight: 600; }
 p { margin: 0; color: var(--dim); overflow-wrap: anywhere; }

@@ -222,7 +222,7 @@ def _reduce(image: Image.Image, scale: int) -> None:
 
 def _holds_coefficients(image: Image.Image) -> bool:
     """Whether a JPEG comes in several scans: then libjpeg holds all of it in memory, at whatever scale it decodes."""
-    file: Any = image.fp
+    file: Any = vars(image)["fp"]  # of ImageFile, which is what was opened
     try:
         file.seek(2)
         components = 0

@@ -1,8 +1,6 @@
 """The command line, as its users have it: processes, exit codes, what is on stdout and what on stderr."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import os
 import shutil
@@ -15,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import here
 from safetensors.torch import load_file
 
-from trainer.cli import main
 from trainer.client import open_run
 from trainer.loop import Trainer
 from trainer.run import RunDirectory
@@ -36,17 +34,6 @@ def make(tiny, **settings) -> RunDirectory:
 def command(*args: object, **options) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "trainer", *map(str, args)], cwd=PACK, capture_output=True, text=True,
                           timeout=120, **options)
-
-
-def here(*args: object) -> subprocess.CompletedProcess:
-    """The same without a process of its own, which costs seconds where torch is loaded."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main([str(a) for a in args])
-        except SystemExit as end:
-            code = end.code
-    return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
 
 def good(*args: object) -> str:

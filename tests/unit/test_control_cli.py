@@ -1,39 +1,25 @@
 """Commands about runs: told to a living worker, or done to the disk where there is none."""
 
-import contextlib
-import io
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
+from commands import here
 from workers import SLOW, make, wait_for, wait_for_state
 
-from trainer.cli import main
 from trainer.run import RunDirectory
 
 KEEPING = {"recipe": {"batch_size": 3, "save_every_steps": 2, "keep_save_points": 5, "checkpoint_every_steps": 3}}
 
 
-def command(*args: object) -> subprocess.CompletedProcess:
-    """In this process: one of its own costs seconds."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main([str(a) for a in args])
-        except SystemExit as end:
-            code = end.code
-    return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
-
-
 def good(*args: object) -> str:
-    done = command(*args)
+    done = here(*args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def refused(*args: object) -> str:
-    done = command(*args)
+    done = here(*args)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done
     return done.stderr.strip()
 

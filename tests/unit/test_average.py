@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from engines import everything
 from fake_streams import FakeStreams
 from hypothesis import given
 from hypothesis import strategies as st
@@ -254,16 +255,6 @@ def test_compiled_code_follows_the_same_weights_bit_for_bit() -> None:
 
 
 # -- in the engine
-
-
-def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
-    trainer.conveyor.streams.synchronize()
-    return {
-        f"{stage.name}:{group.label}.{name}": t.clone()
-        for stage in trainer.stages
-        for group in stage.arena.groups
-        for name, t in {"weight": group.current, **group.storage}.items()
-    }
 
 
 def make(tiny, name: str, streams=None, *, decay: float = 0.99, optimizer: dict | None = None, **memory) -> Trainer:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engines import everything
 from fake_streams import FakeStreams
 
 from trainer.data.batches import batch_indices
@@ -25,16 +26,6 @@ def make(tiny, name: str, streams=None, *, swap: int = 5, offload: str = "on", *
         memory={"blocks_to_swap": swap, "activation_offload": offload, "micro_batch": 2},
     )
     return Trainer(config, folder, dataset=manifest, streams=streams)
-
-
-def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
-    trainer.conveyor.streams.synchronize()
-    return {
-        f"{stage.name}:{group.label}.{name}": t.clone()
-        for stage in trainer.stages
-        for group in stage.arena.groups
-        for name, t in {"weight": group.current, **group.storage}.items()
-    }
 
 
 def run(trainer: Trainer, steps: int = STEPS) -> dict[str, torch.Tensor]:

@@ -209,7 +209,7 @@ def test_the_tools_of_the_panel(canvas: Callable[..., Canvas], server: Server) -
         tab.locator(".run[data-state=training]").wait_for()
         tab.locator(".run > .line", has_text="Queued").wait_for(state="detached")
         tab.locator("button.worker-log").click()
-        assert "worker" in tab.locator(".log-text").inner_text()
+        tab.locator(".log-text", has_text="worker").wait_for()
         page.page.keyboard.press("Escape")
         tab.locator("button.stop").click()
         tab.locator(".run[data-state=stopped]").wait_for()

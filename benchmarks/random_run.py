@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trainer.cli.plan import preset as preset_info
 from trainer.config import DatasetConfig, MemoryConfig, ModelConfig, OptimizerConfig, RecipeConfig, RunConfig
 from trainer.data.batches import Dataset
 from trainer.flux.model import PRESETS, FluxParams
@@ -16,7 +17,6 @@ from trainer.loop import Trainer
 from trainer.memory import machine, plan
 from trainer.memory.arena import CHUNK
 from trainer.memory.streams import Streams
-from trainer.plan_cli import preset as preset_info
 from trainer.walk import Stage
 
 TEXT_TOKENS = 512

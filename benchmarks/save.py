@@ -29,8 +29,8 @@ from trainer.config import OPTIMIZERS, STATE_FORMATS, WEIGHT_PRECISIONS, MemoryC
 from trainer.files import CHUNK_BYTES
 from trainer.flux.model import PRESETS
 from trainer.loop import Trainer
-from trainer.savepoints import Source, verify, write_save_point
-from trainer.weights_only import write_checkpoint
+from trainer.saves.savepoints import Source, verify, write_save_point
+from trainer.saves.weights_only import write_checkpoint
 
 UID = "benchmark"
 CLEAR = Path("/proc/self/clear_refs")

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.cli.plan import BETAS
 from trainer.config import (
     AUTO,
     OPTIMIZERS,
@@ -39,7 +40,6 @@ from trainer.loop import Trainer
 from trainer.memory import machine, plan, timing
 from trainer.memory.checks import copy_speeds, peak_rss
 from trainer.memory.streams import DOWN, UP, BlockingStreams, CudaStreams, Streams
-from trainer.plan_cli import BETAS
 
 from .arithmetic import arithmetic
 from .random_run import TEXT_TOKENS, RandomData, random_run

@@ -83,8 +83,8 @@ class Follower:
         """When the worker saves by itself before its target: ``save_in`` (seconds of training), ``save_at`` (step),
         None where never by this.
 
-        It is what the worker does (``trainer/session.py``): it counts the time of the steps since it saved, or tried
-        to, or was opened or taken back.
+        It is what the worker does (``trainer/live/session.py``): it counts the time of the steps since it saved, or
+        tried to, or was opened or taken back.
         """
         with self._lock:
             for event in self.run.events(self._counted):

@@ -7,7 +7,7 @@ from comfy_api.latest import io
 from ..trainer.config import check_name
 from ..trainer.run import RunDirectory
 from ..trainer.runs import find_runs, identity
-from ..trainer.saved import kept_at
+from ..trainer.saves.saved import kept_at
 from . import bridge, handles
 
 LATEST = "latest"

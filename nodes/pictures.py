@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..trainer.files import read_json, replace, write_json
 from ..trainer.flux.variants import require_flux
-from ..trainer.saved import kept_at, weights
+from ..trainer.saves.saved import kept_at, weights
 from . import bridge_model, registry, words
 from .encoders import Encoders
 from .handles import PreviewSettings, RunHandle

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .export import ExportOptions
+from .export.write import ExportOptions
 from .link import WorkerDied, WorkerLink
 from .protocol import RunMovedOn, WorkerClosing, WorkerError
 from .run import RunDirectory

@@ -138,7 +138,7 @@ def prepare(config: RunConfig, paths: dict[str, Path], root: Path) -> dict[str, 
 
 def train(run: RunDirectory, until: int) -> int:
     """Train with the engine in this process, as ``python -m trainer train`` does; 0 if the target was reached."""
-    from .headless import SIGNALLED
+    from .cli.headless import SIGNALLED
     from .worker import Worker
 
     bar = Bar(until)
@@ -164,7 +164,7 @@ def train(run: RunDirectory, until: int) -> int:
 
 def finish(run: RunDirectory, before: list[Path]) -> dict[str, Any]:
     """Sample, plot and export the weights of the newest save point, and measure them."""
-    from .export import ExportOptions, export
+    from .export.write import ExportOptions, export
 
     with run.lock():
         trainer = open_trainer(run, at_save_point=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from . import checkpoint
 from .config import RunConfig
 from .data.batches import Dataset
 from .files import Damaged
@@ -23,7 +22,8 @@ from .memory.plan import Plan, resolve, tighter
 from .memory.streams import Streams, streams_for
 from .memory.timing import WAITING
 from .optim.base import spec_from_config
-from .savepoints import Source
+from .saves import checkpoint
+from .saves.savepoints import Source
 from .walk import Stage, build_stages, run_head
 from .weights import Entry
 

@@ -28,14 +28,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import files, savepoints, sources, weights_only
+from . import files
 from .compare import ASK, MAY_CHANGE, REFUSE, Difference, compare, flat, relocate
 from .config import FORMAT_VERSION, RunConfig
 from .data.manifest import check_manifest
 from .events import TRANSITIONS, EventLog
-from .leftovers import prepare, sweep
-from .model_note import noted_flux
-from .savepoints import Source
+from .export.model_note import noted_flux
+from .saves import savepoints, sources, weights_only
+from .saves.leftovers import prepare, sweep
+from .saves.savepoints import Source
 from .settings import from_dict, to_dict
 from .status import status
 

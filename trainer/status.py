@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .events import OPEN_STATES
-from .sources import sources
+from .saves.sources import sources
 
 if TYPE_CHECKING:
     from .run import RunDirectory

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from . import files
-from .asked import Asked
 from .events import OPEN_STATES
 from .launch import ENDED, EXIT_FAILED, STARTED, idle_seconds
+from .live.asked import Asked
+from .live.service import Service
+from .live.signals import caught_signals
 from .protocol import VERSION, Server
 from .run import RunDirectory
-from .service import Service
-from .signals import caught_signals
 
 log = logging.getLogger(__name__)
 

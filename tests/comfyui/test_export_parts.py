@@ -12,7 +12,7 @@ import pytest
 from tests.comfyui.server import Install
 from tests.conftest import write_flux, write_manifest
 from trainer.config import DatasetConfig, MemoryConfig, ModelConfig, OptimizerConfig, RunConfig
-from trainer.export import ExportOptions, export
+from trainer.export.write import ExportOptions, export
 from trainer.flux.model import TINY
 from trainer.loop import Trainer
 from trainer.run import RunDirectory

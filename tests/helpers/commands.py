@@ -4,7 +4,7 @@ import contextlib
 import io
 import subprocess
 
-from trainer.cli import main
+from trainer.cli.main import main
 
 
 def here(*args: object) -> subprocess.CompletedProcess:

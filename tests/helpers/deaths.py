@@ -24,13 +24,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.conftest import write_flux, write_manifest
-from trainer import checkpoint, files, leftovers, savepoints
+from trainer import files
 from trainer.config import DatasetConfig, MemoryConfig, ModelConfig, OptimizerConfig, RecipeConfig, RunConfig
 from trainer.events import TRANSITIONS
 from trainer.loop import Trainer
 from trainer.run import RunDirectory
 from trainer.runs import find_runs
-from trainer.savepoints import Source
+from trainer.saves import checkpoint, leftovers, savepoints
+from trainer.saves.savepoints import Source
 
 ACTIONS: dict[str, Callable[[World, Path], object]] = {}
 

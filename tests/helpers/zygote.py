@@ -59,7 +59,7 @@ def kill(*pids: int) -> None:
 
 
 def _worker(run_dir: str) -> int:
-    from trainer import cli
+    from trainer.cli import main as cli
     from trainer.run import RunDirectory
 
     with open(RunDirectory(run_dir).log_file, "ab") as output:
@@ -80,9 +80,9 @@ def _owner(run_dir: str, export: str, launch: str) -> int:
 
 def _serve() -> None:
     sys.path.insert(0, str(ROOT))
-    import trainer.cli
+    import trainer.cli.main
     import trainer.client
-    import trainer.export
+    import trainer.export.write
     import trainer.loop
     import trainer.worker  # noqa: F401
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.meter import extra_memory
-from trainer import checkpoint
 from trainer.config import OptimizerConfig
 from trainer.loop import Trainer
 from trainer.memory import conveyor
@@ -22,6 +21,7 @@ from trainer.optim import tile
 from trainer.optim.average import Fixed16, decay_at, difference
 from trainer.optim.base import averaged, make_storage, master, slice_storage, spec_from_config, update_chunk_
 from trainer.optim.rounding import noise_of
+from trainer.saves import checkpoint
 
 CPU = torch.device("cpu")
 ADAN = {"kind": "adan", "betas": (0.98, 0.92, 0.99)}

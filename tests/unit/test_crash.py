@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from workers import make, wait_for
 from zygote import Zygote, alive, kill
 
-from trainer import savepoints
+from trainer.live.session import Session
 from trainer.loop import Trainer
 from trainer.run import RunDirectory, RunLocked
 from trainer.runs import find_runs
-from trainer.session import Session
+from trainer.saves import savepoints
 
 KILLS = int(os.environ.get("FLUX_FFT_KILLS", "50"))
 KINDS = ("step", "save", "export")

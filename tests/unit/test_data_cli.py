@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from trainer.cli import scan as scan_cli
 from trainer.config import DatasetConfig
-from trainer.data import scan_cli
 from trainer.data.folders import state_of
 
 

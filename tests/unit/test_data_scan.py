@@ -8,8 +8,9 @@ import sys
 import pytest
 from PIL import Image
 
+from trainer.cli import scan as scan_cli
 from trainer.config import DatasetConfig
-from trainer.data import caption_for, scan_cli
+from trainer.data import caption_for
 from trainer.data.paths import find_folder, natural
 from trainer.data.scan import scan_folder, survey
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_streams import FakeStreams
 
-from trainer.cli import main
+from trainer.cli.main import main
 from trainer.memory import checks, doctor, machine
 from trainer.memory.streams import Streams
 

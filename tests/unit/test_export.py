@@ -18,16 +18,16 @@ from safetensors.torch import load_file, save_file
 from workers import wait_for
 
 from tests.conftest import write_flux
-from trainer import reread
-from trainer.bundle import companions
-from trainer.cli import main
+from trainer.cli.main import main
 from trainer.config import LoraConfig
-from trainer.describe import describe
-from trainer.export import ExportOptions, export
-from trainer.extract import EXACT_BELOW, is_factored, lora_name, low_rank
+from trainer.export import reread
+from trainer.export.bundle import companions
+from trainer.export.describe import describe
+from trainer.export.extract import EXACT_BELOW, is_factored, lora_name, low_rank
+from trainer.export.fp8 import is_quantized, scaled_entries
+from trainer.export.write import ExportOptions, export
 from trainer.flux.model import TINY
 from trainer.flux.sizes import shapes_of
-from trainer.fp8 import is_quantized, scaled_entries
 from trainer.loop import Trainer
 from trainer.optim.average import decay_at
 from trainer.run import RunDirectory
@@ -415,7 +415,7 @@ def test_no_path_caption_or_trigger_word_unless_asked(trained):
 def test_every_text_of_the_settings_is_hidden_or_one_of_few():
     """A field that is added later is looked at."""
     from trainer.config import DatasetConfig
-    from trainer.describe import CAPTIONS, PATHS
+    from trainer.export.describe import CAPTIONS, PATHS
 
     choices = {"crop", "alpha", "background", "animations", "missing_captions", "caption_lines"}
     texts = {f.name for f in dataclasses.fields(DatasetConfig) if f.type == "str"}

@@ -14,7 +14,7 @@ ENGINE_PARTS = ("flow", "optim", "memory", "flux")
 """Parts that know nothing of runs or processes."""
 FOR_NODES = {"client", "config", "data", "demo", "demo_data", "memory.plan", "flux.variants", "plot", "protocol"}
 FOR_NODES |= {"flux.lora", "memory.machine"}  # does it fit?
-FOR_NODES |= {"run", "runs", "events", "compare", "saved"}  # reading the run directory
+FOR_NODES |= {"run", "runs", "events", "compare", "saves.saved"}  # reading the run directory
 FOR_NODES |= {"files", "header", "settings"}  # writing and reading small files
 """What the nodes may use of the trainer."""
 TORCH_FREE = ("trainer.config", "trainer.run", "trainer.client", "trainer.protocol", "trainer.data.scan",
@@ -44,7 +44,8 @@ def test_the_trainer_knows_nothing_of_comfyui(path):
 @pytest.mark.parametrize("path", [p for p in TRAINER if p.parts[1].removesuffix(".py") in ENGINE_PARTS], ids=str)
 def test_the_engines_parts_know_nothing_of_runs(path):
     inner = {name.split(".")[1] for name in imports(path) if name.startswith("trainer.")}
-    assert not inner & {"run", "worker", "client", "protocol", "loop", "cli", "data", "demo", "events"}
+    assert not inner & {"run", "saves", "live", "export", "worker", "client", "protocol", "loop", "cli", "data", "demo",
+                        "events"}
 
 
 @pytest.mark.parametrize("path", NODES, ids=str)

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 from workers import make, state_files, wait_for, wait_for_state
 
-from trainer import session as sessions
 from trainer.data.batches import batch_indices, batch_number
 from trainer.data.cache import Cache
+from trainer.live import session as sessions
+from trainer.live.session import Session
 from trainer.loop import Trainer
 from trainer.run import RunDirectory
-from trainer.session import Session
 
 SHAPES = [(8, 8)] * 6
 PAIRS = {"shapes": SHAPES, "recipe": {"batch_size": 2}}
@@ -522,7 +522,7 @@ def test_a_roll_back_that_something_holds_up_leaves_the_engine_where_the_run_is(
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr("trainer.savepoints.remove_later", held)
+        patched.setattr("trainer.saves.savepoints.remove_later", held)
         with pytest.raises(ValueError, match="cannot go back to step 1 yet.*Permission denied"):
             one.roll_back(1)
     assert one.trainer.step == run.status()["step"] == 2 and same(masters(one), at_two)

@@ -240,7 +240,7 @@ def test_a_training_begins_with_the_exact_sum(tiny, tmp_path: Path, precision: s
 
 def test_what_is_exported_as_a_lora_can_be_merged_again(tiny, tmp_path: Path) -> None:
     """Full rank, with whole matrices, biases and norms under the names that every ComfyUI reads."""
-    from trainer.export import ExportOptions, export
+    from trainer.export.write import ExportOptions, export
     from trainer.loop import Trainer
     from trainer.run import RunDirectory
 

@@ -8,11 +8,11 @@ from fake_streams import FakeStreams
 
 from trainer.config import OptimizerConfig
 from trainer.flux.model import TINY, FluxParams
+from trainer.live.session import Session
 from trainer.loop import Trainer
 from trainer.memory import plan as planning
 from trainer.memory.plan import Plan, tighter
 from trainer.run import RunDirectory
-from trainer.session import Session
 
 DEEP = FluxParams(**{**TINY.__dict__, "depth": 2, "depth_single_blocks": 4})
 OUT = torch.cuda.OutOfMemoryError

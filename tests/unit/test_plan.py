@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_streams import FakeStreams
 
-from trainer import plan_cli
+from trainer.cli import plan as plan_cli
 from trainer.config import (
     STATE_FORMATS,
     WEIGHT_PRECISIONS,
@@ -55,7 +55,7 @@ def planned(
 
 def asked(capsys, *arguments: str) -> dict:
     """What ``python -m trainer plan`` answers."""
-    from trainer.cli import main
+    from trainer.cli.main import main
 
     assert main(["plan", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -358,7 +358,7 @@ def test_the_command_takes_a_file_and_a_run(capsys, tiny, tmp_path):
     ],
 )
 def test_the_command_refuses_nonsense_in_one_line(capsys, arguments, what):
-    from trainer.cli import main
+    from trainer.cli.main import main
 
     assert main(["plan", *arguments]) == 2
     error = capsys.readouterr().err

@@ -644,5 +644,5 @@ def test_update_says_what_changed(run):
 
 def test_nothing_here_needs_torch():
     code = ("import sys; import trainer.run, trainer.client, trainer.protocol, trainer.cli, trainer.worker, "
-            "trainer.headless; print('torch' in sys.modules)")
+            "trainer.cli.headless; print('torch' in sys.modules)")
     assert python(code).communicate()[0] == "False\n"

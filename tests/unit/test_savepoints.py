@@ -11,11 +11,12 @@ import pytest
 from states import SPLIT, contents, emptied, engine, same
 from workers import make
 
-from trainer import checkpoint, files, savepoints
-from trainer.cli import main
+from trainer import files
+from trainer.cli.main import main
+from trainer.live.session import Session
 from trainer.run import RunDirectory
-from trainer.savepoints import Source
-from trainer.session import Session
+from trainer.saves import checkpoint, savepoints
+from trainer.saves.savepoints import Source
 from trainer.weights import DiskFull
 
 
@@ -119,7 +120,7 @@ def test_the_room_that_is_asked_for_is_exact(saved, monkeypatch):
     run, _ = saved
     trainer, usage = emptied(run), shutil.disk_usage(run.path)
     asked = []
-    monkeypatch.setattr("trainer.checkpoint.check_space", lambda path, needed: asked.append(needed))
+    monkeypatch.setattr("trainer.saves.checkpoint.check_space", lambda path, needed: asked.append(needed))
     point = run.write_save_point(3, trainer.save)
     assert asked == [sum(f.stat().st_size for f in point.path.glob("*.safetensors"))] and asked[0] < usage.total
 

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from workers import make, state_files, wait_for_state
 
-from trainer.export import ExportOptions, export
+from trainer.export.write import ExportOptions, export
+from trainer.live.session import Session
 from trainer.loop import Trainer
 from trainer.run import RunDirectory
-from trainer.session import Session
 from trainer.weights import DiskFull, TensorFile
 
 
@@ -180,7 +180,7 @@ def test_a_resumed_run_needs_no_model_file(tiny, monkeypatch):
     assert str(run.path) not in (run.path / "model.json").read_text()
     (run.path / "model.json").rename(run.path / "kept")  # as of a run of an older version: the file says it
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.checkpoint.load_weights", lambda *_: pytest.fail("the weights were read for nothing"))
+        patch.setattr("trainer.saves.checkpoint.load_weights", lambda *_: pytest.fail("the weights were read"))
         first = Session(run).load()
     assert (run.path / "model.json").read_bytes() == (run.path / "kept").read_bytes()
     flux.unlink()
@@ -218,7 +218,7 @@ def test_a_stopped_run_is_exported_from_its_files(tiny, tmp_path, monkeypatch, p
     one = Session(run)
     one.use(one.load())
     by_engine = export(run, tmp_path / "engine.safetensors", ExportOptions(dtype=dtype), trainer=one.trainer)
-    monkeypatch.setattr("trainer.checkpoint.CHUNK", 256)
+    monkeypatch.setattr("trainer.saves.checkpoint.CHUNK", 256)
     monkeypatch.setattr(Trainer, "__init__", lambda *_, **__: pytest.fail("an engine was made"))
     Path(run.config.model.flux).unlink()
     sizes, read = [], TensorFile.read
@@ -237,7 +237,7 @@ def test_a_save_point_that_does_not_fit_is_refused_before_anything_is_written(ti
     one = session(tiny)
     one.step()
     written = []
-    monkeypatch.setattr("trainer.checkpoint._write", lambda path, *_: written.append(path))
+    monkeypatch.setattr("trainer.saves.checkpoint._write", lambda path, *_: written.append(path))
     needed = sum(t.numel() * t.element_size() for t in tensors(one).values())  # each of its files would fit
     usage = shutil.disk_usage(one.run.path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=needed - 1))

@@ -2,7 +2,7 @@
 
 import json
 
-from trainer.headless import from_config_file
+from trainer.cli.headless import from_config_file
 from trainer.settings import to_dict
 
 

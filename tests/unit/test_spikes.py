@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from trainer.spikes import FEWEST, LEAST, QUIET, spikes, usual
+from trainer.live.spikes import FEWEST, LEAST, QUIET, spikes, usual
 
 
 def noisy(count: int, spread: float, seed: int, *, first: float = 2.0, last: float = 0.5) -> list[float]:

@@ -518,7 +518,8 @@ def test_the_last_words_of_a_worker_are_in_the_error(tiny, launched):
         client.evaluate()
     run.address_file.unlink()
     run.address_file.mkdir()  # where the next worker cannot say that it is there
-    with pytest.raises(WorkerDied, match=r"could not begin: .*worker\.json: (Is a directory|Permission denied|Access is denied)"):
+    words = r"could not begin: .*worker\.json: (Is a directory|Permission denied|Access is denied)"
+    with pytest.raises(WorkerDied, match=words):
         launched(run)
 
 

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .export import ExportOptions
-from .protocol import VERSION, Message, Peer
-from .settings import from_dict
+from ..export.write import ExportOptions
+from ..protocol import VERSION, Message, Peer
+from ..settings import from_dict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .worker import Worker
+    from ..worker import Worker
 
 
 class Service:

@@ -8,10 +8,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import files
+from .. import files
 
 if TYPE_CHECKING:
-    from .flux.variants import FileInfo
+    from ..flux.variants import FileInfo
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ def noted_flux(note: Path, path: str, *, noted: bool) -> FileInfo:
 
     ``ValueError`` in one line if it has to be looked at and cannot be trained.
     """
-    from .flux.variants import FileInfo, require_flux
+    from ..flux.variants import FileInfo, require_flux
 
     if noted:
         # Without the note, or with another version's, the file is looked at.
@@ -48,7 +48,7 @@ def noted_fingerprint(note: Path, path: str) -> str:
 
 def fingerprint_of(path: str) -> str:
     """``flux.variants.fingerprint``, or "unknown" where the file is gone."""
-    from .flux.variants import fingerprint
+    from ..flux.variants import fingerprint
 
     try:
         return fingerprint(path)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import ALPHAS, ANIMATIONS, CAPTION_LINES, CROPS, MISSING_CAPTIONS, DatasetConfig, RecipeConfig
+from ..data.report import table
+from ..data.scan import survey, why_not
 from ..progress import Bar
-from .report import table
-from .scan import survey, why_not
 
 _TEXTS = {
     "crop": f"what is kept where a picture is cropped: {', '.join(CROPS)}",

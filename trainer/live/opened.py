@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .config import RunConfig
+from ..config import RunConfig
+from ..run import RunDirectory
 from .fitting import Fitting, recorded_plan
-from .run import RunDirectory
 
 if TYPE_CHECKING:
-    from .loop import Trainer
+    from ..loop import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class OpenedRun:
 
     def load(self) -> Trainer:
         """The engine as the run's source left it (the model's file where there is none). Not yet in use."""
-        from .loop import Trainer
+        from ..loop import Trainer
 
         described, source = self._description(), self.run.source()
         plan = recorded_plan(self.run)

@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import files
-from .client import open_run
-from .compare import relocate
-from .config import RunConfig
-from .data.manifest import cache_path_for, cache_root, check_manifest
-from .launch import LOG_FORMAT
-from .progress import Bar, training_text
-from .run import MAY_CHANGE, REFUSE, RunDirectory, RunLocked, compare
-from .settings import from_dict
-from .worker import Worker
+from .. import files
+from ..client import open_run
+from ..compare import relocate
+from ..config import RunConfig
+from ..data.manifest import cache_path_for, cache_root, check_manifest
+from ..launch import LOG_FORMAT
+from ..progress import Bar, training_text
+from ..run import MAY_CHANGE, REFUSE, RunDirectory, RunLocked, compare
+from ..settings import from_dict
+from ..worker import Worker
 
 log = logging.getLogger(__name__)
 SIGNALLED = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}

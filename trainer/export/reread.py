@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ..weights import Entry, TensorFile, WriteFailed, dtype_name, file_bytes
 from .describe import HASH, NO_HASH
-from .weights import Entry, TensorFile, WriteFailed, dtype_name, file_bytes
 
 
 def compare(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str] | None = None,

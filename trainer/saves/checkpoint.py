@@ -18,18 +18,17 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from . import files
-from .config import LoraConfig
-from .files import Damaged
-from .flux.intake import open_source
-from .flux.variants import FileInfo
-from .memory.arena import CHUNK, Group, Piece, aligned
-from .memory.averaged import storage_of
-from .optim.average import AVERAGE
-from .optim.base import BLOCK, PER_BLOCK, averaged, load_master_, master
-from .savepoints import Source, verify
-from .walk import Stage
-from .weights import (
+from .. import files
+from ..config import LoraConfig
+from ..files import Damaged
+from ..flux.intake import open_source
+from ..flux.variants import FileInfo
+from ..memory.arena import CHUNK, Group, Piece, aligned
+from ..memory.averaged import storage_of
+from ..optim.average import AVERAGE
+from ..optim.base import BLOCK, PER_BLOCK, averaged, load_master_, master
+from ..walk import Stage
+from ..weights import (
     Entry,
     NotSafetensors,
     TensorFile,
@@ -40,6 +39,7 @@ from .weights import (
     read_header,
     size_of,
 )
+from .savepoints import Source, verify
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 """The precisions of an export."""

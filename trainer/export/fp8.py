@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .weights import Entry
+from ..weights import Entry
 
 FP8 = "F8_E4M3"
 MARKER = "scaled_fp8"

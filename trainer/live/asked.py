@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..protocol import WorkerClosing
+from ..run import RunDirectory
 from .jobs import Jobs
-from .protocol import WorkerClosing
-from .run import RunDirectory
 from .session import Session
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .config import (
+from ..config import (
     OPTIMIZERS,
     STATE_FORMATS,
     WEIGHT_PRECISIONS,
@@ -21,11 +21,11 @@ from .config import (
     RecipeConfig,
     RunConfig,
 )
-from .flux.variants import FileInfo, require_flux
-from .memory import machine as machines
-from .memory.alternatives import AUTO_FORMATS
-from .memory.machine import GIB, Machine, Speeds
-from .memory.plan import Plan, resolve, to_dict
+from ..flux.variants import FileInfo, require_flux
+from ..memory import machine as machines
+from ..memory.alternatives import AUTO_FORMATS
+from ..memory.machine import GIB, Machine, Speeds
+from ..memory.plan import Plan, resolve, to_dict
 
 BETAS = {"nadam": (0.9, 0.999), "adan": (0.98, 0.92, 0.99)}
 """Each optimizer's usual ones."""
@@ -109,7 +109,7 @@ def _question(args: argparse.Namespace) -> tuple[RunConfig, FileInfo, list[tuple
     if sum(bool(x) for x in (args.run_dir, args.preset, args.model)) != 1:
         raise ValueError("plan needs one of RUN_DIR, --preset NAME and --model FILE")
     if args.run_dir:
-        from .run import RunDirectory
+        from ..run import RunDirectory
 
         run = RunDirectory(args.run_dir)
         config, info = run.config, require_flux(run.config.model.flux)
@@ -148,7 +148,7 @@ def _auto(args: argparse.Namespace) -> tuple[bool, bool]:
 
 def preset(name: str) -> FileInfo:
     """A file of one of the presets' sizes, as if it were there."""
-    from .flux.model import PRESETS
+    from ..flux.model import PRESETS
 
     flux = dataclasses.asdict(PRESETS[name])
     return FileInfo(path=name, kind="flux", trainable=True, variant="dev", dtype="bf16", flux=flux)

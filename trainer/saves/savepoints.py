@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import files
-from .config import FORMAT_VERSION
+from .. import files
+from ..config import FORMAT_VERSION
 
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"step-(\d{6,})$")

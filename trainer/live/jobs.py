@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .protocol import WorkerClosing
+from ..protocol import WorkerClosing
 
 T = TypeVar("T")
 

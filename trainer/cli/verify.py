@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import savepoints
-from .control_cli import write_line
-from .header import read_header
-from .run import RunDirectory
+from ..header import read_header
+from ..run import RunDirectory
+from ..saves import savepoints
+from .control import write_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .progress import duration
-from .run import RunDirectory
-from .runs import find_runs
-from .settings import number
+from ..progress import duration
+from ..run import RunDirectory
+from ..runs import find_runs
+from ..settings import number
 
 if TYPE_CHECKING:
-    from .client import WorkerClient
+    from ..client import WorkerClient
 
 
 def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -124,7 +124,7 @@ def _set_lr(args: argparse.Namespace) -> int:
 
 def _tell(args: argparse.Namespace, what: Callable[[WorkerClient], object]) -> int:
     """Have the run's worker do it, if it has one; without one it is paused, stopped and saved as it is."""
-    from .client import open_run
+    from ..client import open_run
 
     run = RunDirectory(args.run_dir)
     if run.locked():
@@ -135,7 +135,7 @@ def _tell(args: argparse.Namespace, what: Callable[[WorkerClient], object]) -> i
 
 
 def _roll_back(args: argparse.Namespace) -> int:
-    from .client import open_run
+    from ..client import open_run
 
     run = RunDirectory(args.run_dir)
     if run.worker_alive():

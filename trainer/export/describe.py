@@ -10,12 +10,12 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from .config import DatasetConfig, ModelConfig, RunConfig
+from ..config import DatasetConfig, ModelConfig, RunConfig
+from ..settings import one_of, to_dict
 from .model_note import fingerprint_of, noted_fingerprint
-from .settings import one_of, to_dict
 
 if TYPE_CHECKING:
-    from .run import RunDirectory
+    from ..run import RunDirectory
 
 TEXTS = ("trigger", "captions", "paths")
 """What may be asked for besides: the trigger word; the captions' settings and texts; files and folders."""

@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..export.describe import describe
+from ..export.write import ExportOptions, export
+from ..protocol import RunMovedOn
+from ..run import RunDirectory
+from ..settings import number
 from . import spikes
-from .describe import describe
-from .export import ExportOptions, export
 from .opened import OpenedRun, with_lr
-from .protocol import RunMovedOn
-from .run import RunDirectory
-from .settings import number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .loop import StepReport, Trainer
+    from ..loop import StepReport, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Session(OpenedRun):
 
         ``ValueError`` where the run is to stop.
         """
-        from .loop import NonFiniteLoss
+        from ..loop import NonFiniteLoss
 
         trainer = self._engine("training")
         recipe = trainer.config.recipe

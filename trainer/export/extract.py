@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .flow import noise_like
-from .weights import DTYPES, Entry, TensorFile
+from ..flow import noise_like
+from ..weights import DTYPES, Entry, TensorFile
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import files
-from .header import read_header
+from .. import files
+from ..header import read_header
 from .savepoints import Source
 
 if TYPE_CHECKING:
-    from .weights import Entry
+    from ..weights import Entry
 
 log = logging.getLogger(__name__)
 _NAME = re.compile(r".+-step-(\d{6,})\.safetensors$")
@@ -41,7 +41,7 @@ def write_checkpoint(
     ``run``: ``uid.rollbacks``. Older ones but the newest ``keep`` (0: all) are removed once it is whole, or before
     where there is no room otherwise; never ``spare``. ``ValueError`` in one line if it fails: nothing is left then.
     """
-    from .weights import DiskFull, write_safetensors
+    from ..weights import DiskFull, write_safetensors
 
     uid, path = run.partition(".")[0], folder / f"{name}-step-{step:06d}.safetensors"
     about = {**metadata, RUN: run, "flux_fft.steps": str(step)}

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import files
+from .. import files
+from ..settings import one_of, require, whole
 from .describe import TEXTS, describe, parent_of
 from .model_note import fingerprint_of, noted_fingerprint
-from .settings import one_of, require, whole
 
 if TYPE_CHECKING:
-    from .config import RunConfig
+    from ..config import RunConfig
+    from ..flux.variants import FileInfo
+    from ..loop import Trainer
+    from ..run import RunDirectory
+    from ..weights import Entry
     from .extract import Parent
-    from .flux.variants import FileInfo
-    from .loop import Trainer
-    from .run import RunDirectory
-    from .weights import Entry
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +133,8 @@ def _live(trainer: Trainer, options: ExportOptions) -> _Weights:
 
 def _saved(run: RunDirectory, options: ExportOptions) -> _Weights:
     """A save point or, where there is none of that step, a weights-only checkpoint."""
-    from .checkpoint import saved_entries
-    from .saved import kept_at
+    from ..saves.checkpoint import saved_entries
+    from ..saves.saved import kept_at
 
     source = kept_at(run, options.from_step) if options.from_step else run.latest_save_point()
     if source is None:
@@ -162,10 +162,10 @@ def _device() -> str:
 
 
 def _model(weights: _Weights, options: ExportOptions) -> list[Entry]:
+    from ..saves.checkpoint import DTYPES as PLAIN
+    from ..weights import dtype_name
     from .bundle import MODEL, companions
-    from .checkpoint import DTYPES as PLAIN
     from .fp8 import scaled_entries
-    from .weights import dtype_name
 
     entries = weights.entries()
     if options.dtype == "fp8":
@@ -180,8 +180,8 @@ def _model(weights: _Weights, options: ExportOptions) -> list[Entry]:
 
 def _write(target: Path, entries: Sequence[Entry], about: Mapping[str, str], options: ExportOptions,
            report: Progress) -> None:
+    from ..weights import write_safetensors
     from .reread import compare, put_hash
-    from .weights import write_safetensors
 
     def inspect(part: Path) -> None:
         digest = compare(part, entries, about, lambda done, total: report("checking", done, total))
@@ -195,10 +195,10 @@ def _write(target: Path, entries: Sequence[Entry], about: Mapping[str, str], opt
 def _write_lora(run: RunDirectory, target: Path, weights: _Weights, options: ExportOptions, about: dict[str, str],
                 report: Progress) -> str:
     """Write the LoRA by way of a file of its factors, so that what they keep is known for the header."""
-    from .checkpoint import DTYPES as PLAIN
+    from ..saves.checkpoint import DTYPES as PLAIN
+    from ..weights import check_space, dtype_name, write_safetensors
     from .extract import Extraction, as_metadata, told
     from .reread import copies
-    from .weights import check_space, dtype_name, write_safetensors
 
     factors = target.with_name(f"{files.PART}{target.name}-{secrets.token_hex(4)}")
     dtype = dtype_name(PLAIN[options.dtype])
@@ -217,8 +217,8 @@ def _write_lora(run: RunDirectory, target: Path, weights: _Weights, options: Exp
 @contextlib.contextmanager
 def _parent(run: RunDirectory, weights: _Weights) -> Iterator[Parent]:
     """The model's file as a parent to compare with. ``ValueError`` if it is gone or another."""
-    from .flux.intake import open_source
-    from .flux.variants import require_flux
+    from ..flux.intake import open_source
+    from ..flux.variants import require_flux
 
     path = parent_of(weights.config.model)
     info = require_flux(path)

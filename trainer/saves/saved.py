@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .run import RunDirectory
+from ..run import RunDirectory
 from .savepoints import Source
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .weights import Entry
+    from ..weights import Entry
 
 
 def kept_at(run: RunDirectory, step: int) -> Source:

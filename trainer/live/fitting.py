@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .memory import machine
-from .memory import plan as planning
+from ..memory import machine
+from ..memory import plan as planning
 
 if TYPE_CHECKING:
-    from .loop import StepReport, Trainer
-    from .run import RunDirectory
+    from ..loop import StepReport, Trainer
+    from ..run import RunDirectory
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..files import Damaged
 from . import savepoints
-from .files import Damaged
 from .savepoints import Source
 
 if TYPE_CHECKING:
-    from .run import RunDirectory
+    from ..run import RunDirectory
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import export
-from .control_cli import add_commands, report, write_line
-from .describe import TEXTS
-from .launch import EXIT_LOCKED, EXIT_USER_ERROR, LOG_FORMAT
-from .run import RunDirectory, RunLocked
+from ..export.describe import TEXTS
+from ..export.write import DTYPES, ExportOptions, Progress, export
+from ..launch import EXIT_LOCKED, EXIT_USER_ERROR, LOG_FORMAT
+from ..run import RunDirectory, RunLocked
+from .control import add_commands, report, write_line
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     args = _parser(arguments).parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    from .client import WorkerClosing, WorkerDied, WorkerError
+    from ..client import WorkerClosing, WorkerDied, WorkerError
 
     try:
         return args.command(args)
@@ -77,7 +77,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     sub = add("export", _export, "Write a run's weights as a checkpoint or LoRA for others to load.", json_too=True)
     sub.add_argument("run_dir", metavar="RUN_DIR")
     sub.add_argument("--out", required=True, metavar="FILE", help="file to write (.safetensors)")
-    sub.add_argument("--dtype", choices=export.DTYPES, default="bf16", help="fp8 is scaled, as ComfyUI loads it (bf16)")
+    sub.add_argument("--dtype", choices=DTYPES, default="bf16", help="fp8 is scaled, as ComfyUI loads it (bf16)")
     sub.add_argument("--lora", type=_count, metavar="RANK", help="a LoRA of this rank against the model's file instead")
     sub.add_argument("--ema", action="store_true", help="the average of the weights instead of the weights")
     sub.add_argument("--from", type=_count, dest="from_step", metavar="STEP",
@@ -118,24 +118,24 @@ _PLUGINS = {
 
 def _plugin(name: str) -> ModuleType:
     if name == "demo":
-        from . import demo
+        from .. import demo
 
         return demo
     if name == "plan":
-        from . import plan_cli
+        from . import plan
 
-        return plan_cli
+        return plan
     if name == "verify":
         from . import verify
 
         return verify
     if name == "doctor":
-        from .memory import doctor
+        from ..memory import doctor
 
         return doctor
-    from .data import scan_cli
+    from . import scan
 
-    return scan_cli
+    return scan
 
 
 def _count(text: str) -> int:
@@ -157,10 +157,10 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from .client import open_run
+    from ..client import open_run
 
     run = RunDirectory(args.run_dir)
-    options = export.ExportOptions(
+    options = ExportOptions(
         dtype=args.dtype, lora_rank=args.lora or 0, ema=args.ema, from_step=args.from_step or 0,
         all_in_one=args.all_in_one, include=args.include, overwrite=args.overwrite,
         metadata={"modelspec.title": args.title} if args.title else {})
@@ -169,13 +169,13 @@ def _export(args: argparse.Namespace) -> int:
             done = client.export(args.out, **dataclasses.asdict(options))
     else:
         with run.lock():
-            done = export.export(run, args.out, options, progress=_shown())
+            done = export(run, args.out, options, progress=_shown())
             run.append("exported", step=done["step"], dtype=args.dtype, file=os.path.basename(args.out))
     write_line(json.dumps(done) if args.json else f"{done['path']}: {done['text']}")
     return 0
 
 
-def _shown() -> export.Progress | None:
+def _shown() -> Progress | None:
     """Progress on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
         return None
@@ -188,7 +188,7 @@ def _shown() -> export.Progress | None:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from .flux.variants import inspect_file
+    from ..flux.variants import inspect_file
 
     info = inspect_file(args.file)
     named = info.kind not in ("missing", "unreadable")
@@ -206,7 +206,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _worker(args: argparse.Namespace) -> int:
-    from .worker import Worker
+    from ..worker import Worker
 
     worker = Worker(RunDirectory(args.run_dir), idle_park=args.idle_park, idle_exit=args.idle_exit)
     logging.getLogger().handlers[0].setFormatter(logging.Formatter(LOG_FORMAT))

@@ -8,7 +8,8 @@ import os
 import time
 from pathlib import Path
 
-from . import files, savepoints
+from .. import files
+from . import savepoints
 
 log = logging.getLogger(__name__)
 YOUNG = 60.0

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from .config import ModelConfig
-from .header import Header, read_header
+from ..config import ModelConfig
+from ..header import Header, read_header
+from ..weights import Entry, entry
 from .reread import copies
-from .weights import Entry, entry
 
 MODEL = "model.diffusion_model."
 _QUANTIZED = "_quantization_metadata"

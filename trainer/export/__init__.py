@@ -1,0 +1,1 @@
+"""Files for others: whole models, LoRAs, all in one; what each says of itself, and its reading back."""

@@ -1,12 +1,33 @@
-"""Workers for tests: in this process where only messages count, and as real processes where the end of one matters."""
+"""Run directories without an engine; workers, in this process where only messages count, and as real processes where
+the end of one matters."""
 
 import threading
 
 import pytest
+from runs import held_open, make
 from workers import wait_for
 
 from trainer.client import open_run
 from trainer.run import RunDirectory
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where a run may be made."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def run(folder):
+    """A run that no engine has seen."""
+    return make(folder)
+
+
+@pytest.fixture
+def holder(run):
+    """Another process that has the run open, as a worker would."""
+    with held_open(run) as process:
+        yield process
 
 
 @pytest.fixture

@@ -1,20 +1,54 @@
-"""When a run that a graph describes is the one there is: files and folders that were moved, LoRAs merged into them."""
+"""When a run that a graph describes is the one there is: settings of every grade, files and folders that were moved,
+LoRAs merged into them."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from runs import config_for
 
-from trainer.compare import ASK, REFUSE, compare
-from trainer.config import LoraConfig, RunConfig
+from trainer.compare import ASK, MAY_CHANGE, REFUSE, compare
+from trainer.config import LoraConfig, MemoryConfig, ModelConfig, OptimizerConfig, RecipeConfig, RunConfig
 from trainer.flux.diffusers_names import diffusers_shapes
 from trainer.flux.model import TINY
 from trainer.run import RunDirectory
 from trainer.weights import entry, write_safetensors
+
+
+def test_differences_are_graded(folder):
+    old = config_for(folder)
+    new = dataclasses.replace(
+        old, name="other", model=ModelConfig(flux="/elsewhere/flux.safetensors", vae=old.model.vae),
+        dataset=dataclasses.replace(old.dataset, resolution=512),
+        optimizer=OptimizerConfig(kind="adan", lr=1e-4, betas=(0.98, 0.92, 0.99)),
+        memory=MemoryConfig(blocks_to_swap=3), recipe=RecipeConfig(lr_schedule="cosine", schedule_steps=10))
+    assert {d.name: d.grade for d in compare(old, new)} == {
+        "model.flux": ASK, "dataset.resolution": ASK, "optimizer.kind": ASK, "optimizer.lr": MAY_CHANGE,
+        "optimizer.betas": MAY_CHANGE, "memory.blocks_to_swap": MAY_CHANGE, "recipe.lr_schedule": MAY_CHANGE,
+        "recipe.schedule_steps": MAY_CHANGE}
+    assert "optimizer.lr was 3.5e-06 and is 0.0001" in [str(d) for d in compare(old, new)]
+    assert compare(old, dataclasses.replace(old, name="other")) == []
+
+
+def test_a_moved_model_is_the_same_model_and_another_architecture_is_refused(tiny, tmp_path):
+    old, _, _ = tiny(name="a")
+    moved = shutil.copy(old.model.flux, tmp_path / "renamed.safetensors")
+    other, _, _ = tiny(name="b", params=dataclasses.replace(TINY, depth=2))
+
+    def grades(flux: str) -> list[str]:
+        return [d.grade for d in compare(old, dataclasses.replace(old, model=ModelConfig(flux=flux)))]
+
+    assert grades(str(moved)) == []
+    assert grades(other.model.flux) == [REFUSE]
+    with open(moved, "r+b") as file:  # the same architecture, other weights
+        file.seek(-4, os.SEEK_END)
+        file.write(b"abcd")
+    assert grades(str(moved)) == [ASK]
 
 
 def with_loras(config: RunConfig, *loras: tuple[Path | str, float]) -> RunConfig:

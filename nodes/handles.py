@@ -93,7 +93,11 @@ def number(name: str, text: str) -> float:
 
 
 def check(function: Callable[..., object], *values: object) -> bool | str:
-    """For ``validate_inputs``: True, or the line of the ``ValueError`` that ``function(*values)`` raises."""
+    """For ``validate_inputs``: True, or the line of the ``ValueError`` that ``function(*values)`` raises.
+
+    A ``validate_inputs`` takes one input: ComfyUI (0.3.64 to 0.33.0) repeats what it answers at every input that it
+    takes. What is wrong with another one is told when the node runs.
+    """
     try:
         function(*values)
     except ValueError as error:

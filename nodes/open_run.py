@@ -35,9 +35,9 @@ class FluxFFTOpenRun(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, run_name=None, at=LATEST):
+    def validate_inputs(cls, run_name=None):
         # Names an input, which turns off the check against the list: a run may be newer than that.
-        return True if run_name is None else handles.check(_handle, run_name, LATEST if at is None else at)
+        return True if run_name is None else handles.check(_open, run_name)
 
     @classmethod
     def fingerprint_inputs(cls, run_name=None, at=LATEST):

@@ -76,8 +76,8 @@ class FluxFFTOptimizerNAdam(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, learning_rate=None, eps=None):
-        return handles.check(_check, learning_rate, eps)
+    def validate_inputs(cls, learning_rate=None):
+        return handles.check(_rated, learning_rate)
 
     @classmethod
     def execute(cls, learning_rate, nesterov, cautious, weight_decay, decoupled_decay, beta1, beta2, eps, state_format,
@@ -114,8 +114,8 @@ class FluxFFTOptimizerAdan(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, learning_rate=None, eps=None):
-        return handles.check(_check, learning_rate, eps)
+    def validate_inputs(cls, learning_rate=None):
+        return handles.check(_rated, learning_rate)
 
     @classmethod
     def execute(cls, learning_rate, weight_decay, no_prox, beta1, beta2, beta3, eps, state_format,
@@ -126,11 +126,7 @@ class FluxFFTOptimizerAdan(io.ComfyNode):
             weight_precision=weight_precision))
 
 
-def _check(learning_rate: str | None, eps: str | None) -> None:
-    """Raise ``ValueError`` for a value typed in the widget; a linked one is None here and is checked when it runs."""
-    given = {}
+def _rated(learning_rate: str | None) -> None:
+    """Raise ``ValueError`` for a rate typed in the widget; a linked one is None here and is checked when it runs."""
     if learning_rate is not None:
-        given["lr"] = handles.number("learning_rate", learning_rate)
-    if eps is not None:
-        given["eps"] = handles.number("eps", eps)
-    OptimizerConfig(**given)
+        OptimizerConfig(lr=handles.number("learning_rate", learning_rate))

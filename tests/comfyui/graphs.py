@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tests.comfyui.server import Graph, Node
+from tests.comfyui.server import Graph, Node, Server
 
 PROMPT = "a red circle"
 
@@ -49,3 +49,15 @@ def sample(g: Graph, model: Any, clip: Any, prefix: str) -> tuple[Node, Node]:
     sampler = g.add("KSampler", model=model, positive=guided, negative=guided, latent_image=empty, seed=7, steps=4,
                     cfg=1.0, sampler_name="euler", scheduler="simple", denoise=1.0)
     return sampler, g.add("SaveLatent", samples=sampler, filename_prefix=prefix)
+
+
+def with_defaults(server: Server, g: Graph, kind: str, **inputs: object) -> Node:
+    """A node of the graph as the canvas makes it: every widget at what the server says is its default."""
+    known = server.get(f"/object_info/{kind}")[kind]["input"]
+    given = {}
+    for name, (of, *more) in {**known.get("required", {}), **known.get("optional", {})}.items():
+        choices = of if isinstance(of, list) else (more[0] if more else {}).get("options")
+        default = (more[0] if more else {}).get("default", choices[0] if choices else None)
+        if default is not None:
+            given[name] = default
+    return g.add(kind, **{**given, **inputs})

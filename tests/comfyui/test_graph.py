@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.comfyui.graphs import demo, train
+from tests.comfyui.graphs import demo, train, with_defaults
 from tests.comfyui.server import Graph, Rejected, Server
 from trainer.client import open_run
 from trainer.demo_data import write_demo
@@ -399,14 +399,22 @@ class TestInputErrors:
         optimizer = g.add("FluxFFTOptimizerAdan", learning_rate=rate, weight_decay=0.0, no_prox=False, beta1=0.98,
                           beta2=0.92, beta3=0.99, eps="1e-8", state_format="f32", weight_precision="f32")
         train(g, parts._replace(optimizer=optimizer.out(0)), "rate", 1)
-        self.fails(server, g, optimizer, "learning")
+        self.fails(server, g, optimizer, "learning", at="learning_rate")
         assert not (server.home / "rate").exists()
+
+    @pytest.mark.parametrize("kind", ["NAdam", "Adan"])
+    def test_an_eps_that_is_none_stands_once_at_its_node(self, server: Server, kind: str) -> None:
+        g = Graph()
+        optimizer = with_defaults(server, g, f"FluxFFTOptimizer{kind}", eps="tiny")
+        train(g, demo(g)._replace(optimizer=optimizer.out(0)), "eps", 1)
+        self.fails(server, g, optimizer, "eps is 'tiny'")
+        assert not (server.home / "eps").exists()
 
     @pytest.mark.parametrize("name", ["a/b", "..", "a\\b", "", "con"])
     def test_a_run_name_that_is_none(self, server: Server, name: str) -> None:
         g = Graph()
         train(g, demo(g), name, 1)
-        self.fails(server, g, "2", "run name")
+        self.fails(server, g, "2", "run name", at="run_name")
 
     def test_another_dataset_under_the_same_name(self, placed: Server) -> None:
         placed.run(four_nodes("same", 1))
@@ -431,11 +439,13 @@ class TestInputErrors:
         assert not placed.run(g).error
         assert placed.steps("same") == [1, 2]
 
-    def fails(self, server: Server, graph: Graph, node: str, word: str) -> None:
+    def fails(self, server: Server, graph: Graph, node: str, word: str, at: str = "") -> None:
+        """``at``: the one input at which the mistake stands, where it is told before anything runs."""
         try:
             result = server.run(graph)
         except Rejected as refusal:
             said = refusal.errors["node_errors"][node]["errors"]
+            assert len(said) == 1 and at in ("", said[0]["extra_info"]["input_name"]), said
             line = " ".join(f"{e['message']} {e['details']}" for e in said)
         else:
             assert result.error_node == node, result

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.comfyui.graphs import demo, start, train, with_previews
-from tests.comfyui.server import Graph, Install, Node, Server
+from tests.comfyui.graphs import demo, start, train, with_defaults, with_previews
+from tests.comfyui.server import Graph, Install, Rejected, Server
 from trainer.client import open_run
 from trainer.run import RunDirectory
 
@@ -28,18 +28,6 @@ def at_step(server: Server, node: str, step: int, deed: Callable[[], object]) ->
             deed()
 
     return look
-
-
-def with_defaults(server: Server, g: Graph, kind: str, **inputs: object) -> Node:
-    """A node of the graph as the canvas makes it: every widget at what the server says is its default."""
-    known = server.get(f"/object_info/{kind}")[kind]["input"]
-    given = {}
-    for name, (of, *more) in {**known.get("required", {}), **known.get("optional", {})}.items():
-        choices = of if isinstance(of, list) else (more[0] if more else {}).get("options")
-        default = (more[0] if more else {}).get("default", choices[0] if choices else None)
-        if default is not None:
-            given[name] = default
-    return g.add(kind, **{**given, **inputs})
 
 
 def let_go(run: RunDirectory) -> dict:
@@ -197,12 +185,14 @@ def test_a_step_that_was_not_kept_is_told_with_those_that_were(server: Server, a
         assert not server.run(g, seconds=240).error
     g = Graph()
     opened = g.add("FluxFFTOpenRun", run_name="notkept", at=at)
-    g.add("FluxFFTLossPlot", run=opened)
-    try:
-        line = server.run(g).error
-    except Exception as error:  # newer servers refuse it when it is queued
-        line = str(error)
-    assert word in line and f"at is '{at}'" in line
+    g.add("FluxFFTLossPlot", run=opened, smoothing=0.5)
+    result = server.run(g)
+    assert result.error_node == opened and word in result.error and f"at is '{at}'" in result.error
+    g[opened]["inputs"]["run_name"] = "no_such_run"  # told once, whatever else is wrong
+    with pytest.raises(Rejected) as refusal:
+        server.run(g)
+    told = refusal.value.errors["node_errors"][opened]["errors"]
+    assert [e["extra_info"]["input_name"] for e in told] == ["run_name"] and "no_such_run" in told[0]["details"]
 
 
 def test_another_optimizer_is_taken_with_fresh_moments(server: Server) -> None:

@@ -174,7 +174,8 @@ def finish(run: RunDirectory, before: list[Path]) -> dict[str, Any]:
         after = keep(run, pixels, step)
         checkpoint = run.path / "checkpoints" / f"demo-step-{step:06d}.safetensors"
         export(run, checkpoint, ExportOptions(dtype="f32", overwrite=True), trainer=trainer)
-        run.append("exported", step=step, dtype="f32", file=checkpoint.name)
+        run.append("exported", step=step, dtype="f32", file=checkpoint.name,
+                   folder=str(checkpoint.parent.resolve()))
     samples = [*before, *after]
     try:
         curve = plot.draw_losses(run.losses(), evals=run.evals(), title="Demo: loss of each step")

@@ -571,5 +571,6 @@ def test_the_command_line_has_it_all(trained, tmp_path, capsys):
     for words, line in ((("--from", "9"), "nothing of step 9"), (("--ema",), "average"),
                         (("--all-in-one",), "clip_l is not chosen"), (("--lora", "4", "--dtype", "fp8"), "a LoRA is")):
         assert line in ask(*words)
-    assert "exported" in [e["type"] for e in run.events()]
+    exported = [e for e in run.events() if e["type"] == "exported"]
+    assert (exported[0]["file"], exported[0]["folder"]) == ("a.safetensors", str(tmp_path))
     assert left(tmp_path) == ["a.safetensors", "run"]

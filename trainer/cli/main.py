@@ -170,7 +170,8 @@ def _export(args: argparse.Namespace) -> int:
     else:
         with run.lock():
             done = export(run, args.out, options, progress=_shown())
-            run.append("exported", step=done["step"], dtype=args.dtype, file=os.path.basename(args.out))
+            folder, file = os.path.split(os.path.abspath(args.out))
+            run.append("exported", step=done["step"], dtype=args.dtype, file=file, folder=folder)
     write_line(json.dumps(done) if args.json else f"{done['path']}: {done['text']}")
     return 0
 

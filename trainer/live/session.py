@@ -229,7 +229,8 @@ class Session(OpenedRun):
             done = export(self.run, path, options, trainer=trainer, progress=report)
         finally:
             self.exporting = None
-        self.event("exported", step=done["step"], dtype=options.dtype, file=os.path.basename(path))
+        folder, file = os.path.split(os.path.abspath(path))
+        self.event("exported", step=done["step"], dtype=options.dtype, file=file, folder=folder)
         return done
 
     def save(self) -> int:

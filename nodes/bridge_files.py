@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 
 FLUX_KINDS = ("diffusion_models", "checkpoints")
+EXPORTED_KINDS = ("diffusion_models", "checkpoints", "loras")
 FIRST = (".safetensors", ".sft")
 """What can be read comes first; the rest is there too, so that choosing it says what it is."""
 _DIFFUSERS = "diffusion_pytorch_model"
@@ -23,6 +24,18 @@ def flux_files() -> list[str]:
     readable = [name for name in names if name.lower().endswith(FIRST)]
     folders = sorted(name for name, _ in _folders())
     return list(dict.fromkeys([*readable, *folders, *names]))
+
+
+def listed_as(folder: str | None, file: str) -> dict[str, str] | None:
+    """``kind`` of models folder, and the ``name`` under which its loader lists the file; None where none does."""
+    import folder_paths
+
+    for kind in EXPORTED_KINDS if folder else ():
+        for root in folder_paths.get_folder_paths(kind):
+            path, top = os.path.realpath(os.path.join(folder or "", file)), os.path.realpath(root)
+            if path.startswith(os.path.join(top, "")):
+                return {"kind": kind, "name": os.path.relpath(path, top)}
+    return None
 
 
 def flux_path(value: str) -> str:

@@ -28,7 +28,8 @@ _PREVIEW_INPUTS = {"width": "width", "height": "height", "sampler_name": "sample
 
 def details(run: RunDirectory) -> dict[str, Any]:
     """``settings`` (of ``config.json``), ``save_points``, ``checkpoints``, ``exports``, ``bytes`` on the disk,
-    ``pictures``, ``previews`` (inputs for a Preview Settings node), ``graph`` and ``log`` (whether there are some)."""
+    ``pictures``, ``previews`` (inputs for a Preview Settings node), ``prompt`` (the first of its previews), ``graph``
+    and ``log`` (whether there are some)."""
     events = run.events()
     return {
         "run": run.name,
@@ -39,9 +40,11 @@ def details(run: RunDirectory) -> dict[str, Any]:
                         for p in reversed(run.save_points())],
         "checkpoints": [{"file": p.name, "bytes": p.stat().st_size, "time": p.stat().st_mtime}
                         for p in sorted((run.path / "checkpoints").glob("*.safetensors"), reverse=True)],
-        "exports": [{k: e.get(k) for k in ("file", "dtype", "step", "t")} for e in events if e["type"] == "exported"],
+        "exports": [{k: e.get(k) for k in ("file", "folder", "dtype", "step", "t")}
+                    for e in events if e["type"] == "exported"],
         "bytes": _bytes(run.path),
         "previews": previews(run),
+        "prompt": first_prompt(run),
         "graph": (run.path / GRAPH).is_file(),
         "log": run.log_file.is_file(),
     }
@@ -59,16 +62,30 @@ def stored_graph(run: RunDirectory) -> dict[str, Any]:
 
 def previews(run: RunDirectory) -> dict[str, Any]:
     """Settings for one more picture: as the run's graph has them, else as its newest picture, else by its model."""
-    found: dict[str, Any] = {}
-    with contextlib.suppress(ValueError, AttributeError):
-        nodes = [n for n in stored_graph(run)["prompt"].values() if n.get("class_type") == "FluxFFTPreviewSettings"]
-        for node in nodes[:1]:
-            given = node.get("inputs", {})
-            found = {k: given[k] for k in _PREVIEW_INPUTS if k in given and not isinstance(given[k], list)}
+    given = _preview_inputs(run)
+    found = {k: given[k] for k in _PREVIEW_INPUTS if k in given and not isinstance(given[k], list)}
     if not found:
         newest = samples(run.path)[-1:]
         found = {k: one[kept] for one in newest for k, kept in _PREVIEW_INPUTS.items() if kept in one}
     return {**_usual(run), **found}
+
+
+def _preview_inputs(run: RunDirectory) -> dict[str, Any]:
+    """The inputs of the first Preview Settings of the run's graph."""
+    with contextlib.suppress(ValueError, AttributeError):
+        for node in stored_graph(run)["prompt"].values():
+            if node.get("class_type") == "FluxFFTPreviewSettings":
+                return dict(node.get("inputs", {}))
+    return {}
+
+
+def first_prompt(run: RunDirectory) -> str:
+    """The first prompt of the run's previews: as its graph has it, else of its newest pictures. Empty: none."""
+    given = _preview_inputs(run).get("prompts")
+    lines = [line.strip() for line in given.splitlines() if line.strip()] if isinstance(given, str) else []
+    kept = samples(run.path)
+    newest = [one.get("prompt") for one in kept if one.get("step") == kept[-1].get("step")]
+    return next((line for line in [*lines, *newest] if isinstance(line, str)), "")
 
 
 def _usual(run: RunDirectory) -> dict[str, Any]:

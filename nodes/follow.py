@@ -6,6 +6,7 @@ here may be called from any thread, and blocks for as long as the disk does.
 
 from __future__ import annotations
 
+import bisect
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ _KEPT_STATUSES = 500
 NOTABLE = ("saved", "save_failed", "checkpoint", "checkpoint_failed", "exported", "out_of_memory", "rolled_back",
            "spike", "lr")
 """Events that a reader is told of as they happened."""
-_TOLD = ("n", "type", "step", "error", "seconds", "loss", "usual", "lr", "file", "updated", "stages", "why")
+_TOLD = ("n", "type", "step", "error", "seconds", "loss", "usual", "lr", "file", "folder", "updated", "stages", "why")
 BACK = ("resumed", "rolled_back")
 """Events after which later steps are of a lost past."""
 LOW_DISK = 2e9
@@ -78,6 +79,15 @@ class Follower:
             validation = [[e["step"], e["loss"]] for e in history.validations if e["loss"] is not None]
         return {"status": {**status, **self.next_save(status["step"])}, "n": status["last_event"],
                 "losses": bins(losses), "validation": validation[-MOST_BINS:], "samples": samples(self.run.path)}
+
+    def losses(self, first: int, last: int) -> dict[str, Any]:
+        """``losses`` (bins) of the steps from ``first`` to ``last`` alone, and ``n`` as in ``snapshot``."""
+        with self.run.log.changed:
+            history = self.run.log.history()
+            start = bisect.bisect_left(history.steps, first, key=lambda e: e["step"])
+            end = bisect.bisect_right(history.steps, last, key=lambda e: e["step"])
+            points = [(e["step"], e["loss"], e["lr"]) for e in history.steps[start:end] if e["loss"] is not None]
+            return {"losses": bins(points), "n": history.last}
 
     def next_save(self, step: int) -> dict[str, float | None]:
         """When the worker saves by itself before its target: ``save_in`` (seconds of training), ``save_at`` (step),

@@ -4,6 +4,7 @@
 ``GET runs``                    ``runs`` (status of each, the last used first), ``places`` (which node shows which)
 ``GET runs/NAME``               snapshot: ``status``, ``n``, ``losses`` (``follow.bins``), ``validation``, ``samples``
                                 and ``about``
+``GET runs/NAME/losses``        ``?first=&last=``: the ``losses`` and ``n`` of these steps alone, merged less
 ``GET runs/NAME/details``       settings, save points and what else there is (``details.details``)
 ``GET runs/NAME/graph``         ``prompt`` and ``workflow`` of the graph that trained it last
 ``GET runs/NAME/log``           ``text``: the end of its worker's log
@@ -35,17 +36,21 @@ from pathlib import Path
 from typing import Any
 
 from ..trainer.run import RunDirectory, RunLocked
-from . import bridge, details, words
+from . import bridge, bridge_files, details, words
 from .follow import Library, sample_path
 from .pusher import Pusher
 from .uploads import CHUNK, Uploads
 
 PREFIX = "/flux_fft"
+WEB = Path(__file__).resolve().parents[1] / "web"
 
 
 def _send(event: str, data: dict[str, Any]) -> None:
     from server import PromptServer
 
+    for happened in data.get("happened", ()):
+        if happened["type"] == "exported":
+            happened["listed"] = bridge_files.listed_as(happened.get("folder"), happened["file"])
     if PromptServer.instance is not None:
         PromptServer.instance.send_sync(event, data)
 
@@ -85,6 +90,17 @@ def _snapshot(name: str) -> dict[str, Any]:
     if snapshot["status"]["worker"] is not None:
         _pusher.follow(path)  # it may be trained from elsewhere: whoever looks at it sees it move
     return {**snapshot, **_pusher.about(path)}
+
+
+def _losses(name: str, first: str = "", last: str = "") -> dict[str, Any]:
+    """The part of the curve from one step to another, in as many bins as the whole has in the snapshot."""
+    asked = {"first": first, "last": last}
+    for key, text in asked.items():
+        if not (text.isascii() and text.isdecimal() and len(text) < 16):
+            raise ValueError(f"{key} is {text[:20]!r}: give the steps as whole numbers, such as ?first=1&last=500")
+    if int(first) > int(last):
+        raise ValueError(f"first is {first} and last is {last}: give the earlier step first")
+    return {"run": name, **_library.follower(_run_dir(name)).losses(int(first), int(last))}
 
 
 def _sample(name: str, file: str, side: str = "") -> Path | bytes:
@@ -180,6 +196,22 @@ async def _receive(request: Any) -> dict[str, Any]:
 # -- how it is served
 
 
+def keep_fresh(app: Any) -> None:
+    """Have browsers ask whether a file of the pack's frontend is still as they keep it, before they use it.
+
+    ComfyUI says nothing of ``.mjs`` files, and lets pictures be kept for a day: after an upgrade, browsers would run
+    modules of before for as long as they like. Nobody else's files are touched.
+    """
+    from aiohttp import web
+
+    async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
+        files = request.match_info.route.resource
+        if isinstance(files, web.StaticResource) and files.get_info().get("directory") == WEB:
+            response.headers["Cache-Control"] = "no-cache"  # keep it, but ask: unchanged files are not sent again
+
+    app.on_response_prepare.append(on_prepare)
+
+
 def register(routes: Any) -> None:
     """Add the routes to an aiohttp ``RouteTableDef``."""
     from aiohttp import web
@@ -224,6 +256,7 @@ def register(routes: Any) -> None:
     run = f"{PREFIX}/runs/{{name}}"
     routes.get(f"{PREFIX}/runs")(answers(_list))
     routes.get(run)(answers(_snapshot))
+    routes.get(f"{run}/losses")(answers(_losses, query=("first", "last")))
     routes.get(f"{run}/details")(answers(lambda name: details.details(_run(name))))
     routes.get(f"{run}/graph")(answers(lambda name: details.stored_graph(_run(name))))
     routes.get(f"{run}/log")(answers(lambda name: details.log_tail(_run(name))))
@@ -245,6 +278,7 @@ def _register_with_comfyui() -> None:
         return  # no ComfyUI around: unit tests and tools
     if getattr(PromptServer, "instance", None) is not None:
         register(PromptServer.instance.routes)
+        keep_fresh(PromptServer.instance.app)
 
 
 _register_with_comfyui()

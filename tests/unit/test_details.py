@@ -77,6 +77,20 @@ def test_one_more_picture_is_made_as_the_others_were(run: RunDirectory) -> None:
     assert "prompts" not in found
 
 
+def test_the_first_prompt_is_the_graphs_else_that_of_the_newest_pictures(run: RunDirectory) -> None:
+    assert details.details(run)["prompt"] == ""
+    for step, index, prompt in ((5, 0, "old"), (7, 1, "second"), (7, 0, "newest")):
+        (run.path / "samples" / f"{step}_{index}.png").write_bytes(b"x")
+        (run.path / "samples" / f"{step}_{index}.json").write_text(
+            json.dumps({"step": step, "index": index, "prompt": prompt}))
+    assert details.details(run)["prompt"] == "newest"
+    _graph(run, prompts="\n  a red circle \nb")
+    assert details.details(run)["prompt"] == "a red circle"
+    for other in (["9", 0], "", None):
+        _graph(run, prompts=other)
+        assert details.details(run)["prompt"] == "newest", "a link is no text"
+
+
 def test_the_log_is_given_from_a_whole_line_on(run: RunDirectory) -> None:
     with pytest.raises(FileNotFoundError):
         details.log_tail(run)

@@ -18,12 +18,13 @@
 ``saved``       ``step``, ``seconds``: a save point is whole; ``save_failed``: ``step``, ``error``
 ``checkpoint``  ``step``, ``file``: a weights-only checkpoint is whole; ``checkpoint_failed``: ``step``, ``error``
 ``damaged``     ``step``, ``error``: what was saved then is not as it was written, and is not looked at any more
-``resumed``     ``step``: the weights are those of this step; later records are of a lost past. ``fresh``: and the
-                moments of the optimizer begin anew
-``rolled_back`` ``step``, ``fresh``: the same, by the user's will or, with ``why``, by the run's own rules;
-                ``skipped``: the number of the batch that is left out from now on
+``resumed``     ``step``: the weights are those of this step; later records are of a lost past. A run that had finished
+                at a later one is paused. ``fresh``: and the moments of the optimizer begin anew
+``rolled_back`` ``step``, ``fresh``: the same, by the user's will or, with ``why``, by the run's own rules; one that had
+                failed is paused. ``skipped``: the number of the batch that is left out from now on
 ``lr``          ``step``, ``lr``: the learning rate after this step, until the settings name another one
-``memory``      ``vram_gb``, ``ram_gb``, ``waits``: in use while training, and what steps wait for
+``memory``      ``vram_gb``, ``ram_gb``, ``waits``: in use while training, and what steps wait for; or in use when the
+                VRAM was given back, with ``idle_exit``: after so many seconds at rest the worker saves and goes
 ``planned``     ``plan``: where things live, from now on; ``key``: of the settings and machine that it is for
 ``out_of_memory``  ``step``, ``plan``, ``key``: the GPU's memory ran out, and a tighter plan is in use from now on.
                 ``updated`` of ``stages`` stages had been updated; if any, that step counts as done, and its
@@ -63,6 +64,7 @@ TRANSITIONS: dict[str | None, tuple[str, ...]] = {
 }
 """The state machine of a run: which state may follow which.
 
+Besides, ``resumed`` and ``rolled_back`` take a run that has finished or failed to ``paused``, as listed above.
 created: described, never opened. preparing: a worker loads it. training: steps are made. paused: in memory, no steps
 are made. finished: at its target, saved. stopped: saved, out of memory. failed: see ``error``. Finished, stopped and
 failed runs may train again. ``preparing`` follows every state, since a worker may be killed in any.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+RESTING = ("paused", "finished", "failed")
+"""States in which a worker that lives does nothing, and holds its memory."""
 WINDOW = 20
 """Steps over which the seconds per step are taken (their median: a save or a pause does not tilt it)."""
 
@@ -32,6 +34,7 @@ class History:
         self.save_failed: str | None = None
         """Why the newest save point could not be made; None: it could."""
         self.memory: dict[str, Any] = {}
+        """As measured last: while it trained, or when it gave back its VRAM."""
 
     def apply(self, event: dict[str, Any]) -> None:
         """Take one event in."""
@@ -44,7 +47,8 @@ class History:
         self.state = event["state"]
         self.error, self.on_the_way = event.get("error"), event.get("on_the_way")
         self.target = event.get("target", self.target)
-        self.memory = {}  # until the next measurement: parked or gone, it has given it back
+        if self.state not in RESTING:
+            self.memory = {}  # until the next measurement
 
     def _on_target(self, event: dict[str, Any]) -> None:
         self.target = event["target"]
@@ -83,8 +87,13 @@ class History:
         self.step, self.unsaved_seconds, self.spiked = event["step"], 0.0, None
         self.steps, self.evals, self.validations = (
             [e for e in told if e["step"] <= self.step] for told in (self.steps, self.evals, self.validations))
+        if self.state == "finished" and self.step < (self.target or 0):
+            self.state = "paused"
 
-    _on_rolled_back = _on_resumed
+    def _on_rolled_back(self, event: dict[str, Any]) -> None:
+        self._on_resumed(event)
+        if self.state == "failed":  # by what is now a lost past
+            self.state, self.error = "paused", None
 
     def summary(self) -> dict[str, Any]:
         """The numbers that a panel shows, as plain JSON types; None where there is none yet."""
@@ -115,5 +124,6 @@ class History:
             "vram_gb": self.memory.get("vram_gb"),
             "ram_gb": self.memory.get("ram_gb"),
             "waits_for": self.memory.get("waits"),
+            "idle_exit": self.memory.get("idle_exit"),
             "last_event": self.last,
         }

@@ -10,6 +10,9 @@ from .saves.sources import sources
 if TYPE_CHECKING:
     from .run import RunDirectory
 
+HELD = ("vram_gb", "ram_gb", "waits_for", "idle_exit")
+"""What is told of a worker, and ends with it."""
+
 
 def status(run: RunDirectory) -> dict[str, Any]:
     """See ``RunDirectory.status``."""
@@ -23,6 +26,8 @@ def status(run: RunDirectory) -> dict[str, Any]:
     starting = known["state"] == "preparing" and run.locked()
     if known["state"] in OPEN_STATES and not alive and not starting:
         known["state"] = "interrupted"
+    if not alive:  # whatever it held when it was measured
+        known |= dict.fromkeys(HELD)
     config, rate = run.config, known["seconds_per_step"]
     return {
         "run": run.name,

@@ -43,6 +43,7 @@ class Worker(Asked):
         super().__init__(run, until=until, save_every=save_every, watch=watch)
         self.idle_park, self.foreground = idle_park, foreground
         self.idle_exit = idle_seconds() if idle_exit is None else idle_exit
+        self._session.idle_exit = self.idle_exit
         self._idle_since = time.monotonic()
         self._exit_code = 0
         self._was_finished = False
@@ -75,9 +76,7 @@ class Worker(Asked):
 
     def _begin(self) -> None:
         states = [e["state"] for e in self.run.events() if e["type"] == "state" and e["state"] != "preparing"]
-        point = self.run.latest_save_point()
-        whole = point is not None and point.step == self.run.log.history().step
-        self._was_finished = whole and states[-1:] == ["finished"]
+        self._was_finished = states[-1:] == ["finished"]
         self._session.begin()
 
     def _load(self) -> None:
@@ -101,7 +100,8 @@ class Worker(Asked):
             if self._goal is not None:
                 session.transition("training", target=self._goal)
             else:
-                session.transition("finished" if self._was_finished else "paused")
+                there = trainer.step >= (self.run.log.history().target or 0)  # it may have gone back since
+                session.transition("finished" if self._was_finished and there else "paused")
         self._idle_since = time.monotonic()
 
     def _work(self) -> None:

@@ -37,9 +37,10 @@ export function hintOf(run, state) {
   if (status.disk_low) return TEXT.diskLow(bytes(status.disk_low))
   if (status.save_failed) return TEXT.saveFailed(status.save_failed)
   if (state === 'training') return trainingHint(status)
-  if (state === 'paused') return TEXT.pausedHint(gigabytes(status.ram_gb))
+  const [ram, rest] = [gigabytes(status.ram_gb), duration(status.idle_exit)]
+  if (state === 'paused') return TEXT.pausedHint(ram, rest)
   if (state === 'interrupted') return TEXT.goesOnFrom(count(status.resume_step ?? 0))
-  if (state === 'finished') return TEXT.atTarget(count(status.target), Boolean(status.worker))
+  if (state === 'finished') return TEXT.atTarget(count(status.target), Boolean(status.worker), ram, rest)
   return TEXT.hints[state] ?? ''
 }
 

@@ -10,6 +10,11 @@ function many(number, what) {
   return `${number} ${what}${number === '1' ? '' : 's'}`
 }
 
+/** `rest`: how long a run rests in memory at most. */
+function until(rest) {
+  return rest ? ` until it has rested for ${rest}` : ''
+}
+
 const EN = {
   states: {
     none: 'No run yet',
@@ -30,7 +35,8 @@ const EN = {
     held: 'Making preview pictures, then training goes on.',
     stopped: 'Saved. Resume, or queue the graph, to go on.',
   },
-  pausedHint: (ram) => `Resume to go on. The run still holds ${ram || 'its'} RAM: Stop saves and frees it.`,
+  pausedHint: (ram, rest) =>
+    `Resume to go on. The run holds ${ram ? `${ram} of` : 'its'} RAM${until(rest)}: Stop saves and frees it now.`,
   pause: 'Pause',
   pauseTip: 'Stop after this step, end the queued prompt and free the VRAM. The run stays in RAM.',
   resume: 'Resume',
@@ -71,9 +77,9 @@ const EN = {
   waits: { arithmetic: '', up: 'data on their way to the GPU', down: 'data on their way to RAM' },
   diskLow: (size) => `The disk is low: ${size} free, too little for another save point.`,
   saveFailed: (error) => `The run is not saved: ${error}`,
-  atTarget: (target, inMemory) =>
+  atTarget: (target, inMemory, ram, rest) =>
     `The run is at its target of ${target}, and saved. Queueing again trains nothing: raise steps to train further.${
-      inMemory ? ' Stop frees the RAM now.' : ''}`,
+      inMemory ? ` The run holds ${ram ? `${ram} of` : 'its'} RAM${until(rest)}: Stop frees it now.` : ''}`,
   queuedAgain: 'Queued again: this node has nothing to train.',
   goesOnFrom: (step) => `Ended unexpectedly. Resume, or queue the graph, to go on from step ${step}.`,
   log: 'Log',

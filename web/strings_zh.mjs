@@ -1,5 +1,9 @@
 // The texts of strings.mjs in Chinese.
 
+function until(rest) {
+  return rest ? `，直到闲置 ${rest}` : ''
+}
+
 export const ZH = {
   states: {
     none: '还没有训练',
@@ -20,7 +24,7 @@ export const ZH = {
     held: '正在制作预览图片，之后继续训练。',
     stopped: '已保存。点“继续”或把图加入队列即可接着训练。',
   },
-  pausedHint: (ram) => `点“继续”接着训练。训练仍占用 ${ram ? `${ram} ` : ''}内存：“停止”会保存并释放。`,
+  pausedHint: (ram, rest) => `点“继续”接着训练。训练仍占用 ${ram ? `${ram} ` : ''}内存${until(rest)}：“停止”会立即保存并释放。`,
   pause: '暂停',
   pauseTip: '这一步之后停下，结束队列中的任务并释放显存。训练留在内存中。',
   resume: '继续',
@@ -60,9 +64,9 @@ export const ZH = {
   waits: { arithmetic: '', up: '送往 GPU 的数据', down: '送往内存的数据' },
   diskLow: (size) => `磁盘空间不足：剩余 ${size}，不够再写一个存档点。`,
   saveFailed: (error) => `训练未能保存：${error}`,
-  atTarget: (target, inMemory) =>
+  atTarget: (target, inMemory, ram, rest) =>
     `训练已到目标 ${target} 步并已保存。再次加入队列不会训练：调高 steps 可继续。${
-      inMemory ? '“停止”可立即释放内存。' : ''}`,
+      inMemory ? `训练仍占用 ${ram ? `${ram} ` : ''}内存${until(rest)}：“停止”可立即释放。` : ''}`,
   queuedAgain: '再次加入队列：这个节点没有要训练的。',
   goesOnFrom: (step) => `意外中断。点“继续”或把图加入队列，从第 ${step} 步接着训练。`,
   log: '日志',

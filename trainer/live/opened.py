@@ -31,6 +31,8 @@ class OpenedRun:
         self.exporting: dict[str, Any] | None = None
         """While it exports: ``what`` is done, and bytes ``done`` of ``total``."""
         self.parked = False
+        self.idle_exit: float | None = None
+        """Seconds at rest after which the run leaves the memory."""
         self._watch = watch
         self._uid = run.uid
         self._described: tuple[RunConfig, dict[str, Any]] | None = None
@@ -108,9 +110,16 @@ class OpenedRun:
         """Give back the VRAM; whatever needs it next takes it again."""
         if self.trainer is not None and not self.trainer.torn and not self.parked:
             self.trainer.park()
+            self._note_memory(waits=None, idle_exit=self.idle_exit)
         self.parked = True
 
     # -- notes
+
+    def _note_memory(self, **fields: Any) -> None:
+        assert self.trainer is not None
+        used = self.trainer.usage()
+        told = {"vram_gb": used["vram_gb"], "ram_gb": used["ram_gb"], "waits": used["waits_for"]}
+        self.event("memory", **told | fields)
 
     @property
     def gone(self) -> bool:

@@ -77,7 +77,7 @@ class Session(OpenedRun):
         before = self.run.log.history().steps[-spikes.WINDOW :]
         last, count = before[-1] if before else {}, len(report.samples)
         images = last.get("images", trainer.config.recipe.batch_size * (report.step - 1)) + count
-        whole = sum(trainer.data.repeats or [1] * len(trainer.data.shapes))
+        whole = trainer.order.samples
         epoch = last.get("epoch", (images - count) / whole) + count / whole
         self.event("step", step=report.step, loss=report.loss, lr=report.lr, seconds=report.seconds, images=images,
                    epoch=round(epoch, 6), **{name: value for name, value in told.items() if value})
@@ -88,8 +88,7 @@ class Session(OpenedRun):
             self.event("spike", step=report.step, loss=report.loss, usual=usual)
         if time.monotonic() - self._measured >= MEASURED:
             self._measured = time.monotonic()
-            used = trainer.usage()
-            self.event("memory", vram_gb=used["vram_gb"], ram_gb=used["ram_gb"], waits=used["waits_for"])
+            self._note_memory()
 
     def _not_finite(self, trainer: Trainer, report: StepReport) -> str:
         stages = ", ".join(report.not_finite[:5])

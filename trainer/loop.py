@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from . import flow
-from .data.batches import Dataset, batch_indices, batch_number, counters_of
+from .data.batches import Dataset
+from .data.order import Order, batch_number, counters_of
 from .engine import Engine
 from .flux.model import patchify
 from .memory.averaged import visit_average
@@ -42,7 +43,7 @@ class NonFiniteLoss(ValueError):
 class StepReport:
     """What one update did.
 
-    ``batch`` is the number of the batch (``batches.batch_number``); ``seconds`` is wall time; ``timesteps`` the noise
+    ``batch`` is the number of the batch (``order.batch_number``); ``seconds`` is wall time; ``timesteps`` the noise
     level of each sample; ``not_finite`` names the stages whose gradients were not all finite: what they hold of that
     dtype was left as it was. ``partial``: the step was cut short when so many stages, of so many, had been updated.
     """
@@ -64,12 +65,17 @@ class Trainer(Engine):
     _begun = (0.0, StepReport(step=0, batch=0, loss=math.nan, lr=0.0, seconds=0.0, samples=(), timesteps=()))
     """When the step under way was begun, and its report so far."""
 
+    @property
+    def order(self) -> Order:
+        """In which order the samples are trained."""
+        return self.data.order(self.config.recipe.batch_size, self.config.recipe.training_seed)
+
     def train_step(self) -> StepReport:
         """One update of all weights. Raises ``NonFiniteLoss`` before any weight has changed."""
         started, step, recipe = time.perf_counter(), self.step + 1, self.config.recipe
         lr = flow.learning_rate(self.config.optimizer.lr, recipe, step)
         batch = batch_number(step, self.skipped)
-        samples = batch_indices(self.data.shapes, recipe.batch_size, recipe.training_seed, batch, self.data.repeats)
+        samples = self.order.batch(batch)
         # Beyond those of the run whose export this one began with: its noise is not seen again either.
         counters = counters_of(recipe.training_seed, self.rollbacks, self.info.parent_steps + step, samples)
         levels = [flow.timestep(recipe, self.data.shapes[i], *c) for i, c in zip(samples, counters, strict=True)]

@@ -6,7 +6,7 @@ from sessions import SHAPES, events, masters, poison, recipe, session
 from states import same
 from workers import make, wait_for, wait_for_state
 
-from trainer.data.batches import batch_indices, batch_number
+from trainer.data.order import batch_indices, batch_number
 from trainer.live.session import Session
 from trainer.loop import Trainer
 

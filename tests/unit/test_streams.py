@@ -7,7 +7,7 @@ import torch
 from engines import everything
 from fake_streams import FakeStreams
 
-from trainer.data.batches import batch_indices
+from trainer.data.order import batch_indices
 from trainer.flux.model import TINY, FluxParams
 from trainer.loop import Trainer
 from trainer.memory import conveyor

@@ -1,9 +1,10 @@
 """From a folder of pictures to batches: scan, encode into the cache, and read back in a fixed order."""
 
-from .batches import Dataset, batch_indices, batches_per_epoch
+from .batches import Dataset
 from .cache import Cache, prepare
 from .captions import caption_for
 from .images import load_image
+from .order import batch_indices, batches_per_epoch
 from .report import Sample, ScanReport
 from .scan import scan_folder
 

@@ -1,125 +1,25 @@
-"""Which samples a step trains on, and their cached latents, captions and masks.
+"""The samples of a run, read from the cache: their latents, captions and masks.
 
-The order is a pure function of (shapes, repeats, batch size, seed, step): a run that resumes at any step continues the
-same order. Nothing here imports torch until tensors are asked for.
+Nothing here imports torch until tensors are asked for.
 """
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .counted import WHOLE, chance, mix
+from .counted import chance
 from .manifest import cache_root, check_manifest
+from .order import Order, Shape
 from .store import Cache
 
 if TYPE_CHECKING:
     import torch
 
-Shape = tuple[int, int]
-"""Height and width of a latent, in latent pixels (8 image pixels each)."""
-
 _MEMORY_BYTES = 256 << 20
-MOST_AN_EPOCH = 5_000_000
-"""Pictures times repeats that one epoch may have: its order is held in memory."""
-
-
-def batch_indices(
-    shapes: Sequence[Shape], batch_size: int, seed: int, step: int, repeats: Sequence[int] | None = None
-) -> list[int]:
-    """Indices of the samples of update ``step`` (counted from 1).
-
-    Every batch holds samples of one shape; each sample comes exactly once an epoch, or ``repeats`` times, whatever its
-    shape; the order of the batches and their contents are shuffled anew by (seed, epoch). A shape whose count is no
-    multiple of the batch size is shared out evenly (16 samples at batch 5: four batches of 4, not 5, 5, 5 and a lone
-    one that would weigh five times as much). A sample's repeats are spread over the epoch.
-    """
-    assert step >= 1 and batch_size >= 1
-    if not shapes:
-        raise ValueError("the dataset has no samples: give a folder with at least one usable picture")
-    frozen, times = tuple((h, w) for h, w in shapes), _times(shapes, repeats)
-    epoch, place = divmod(step - 1, _count(frozen, batch_size, times))
-    return list(_epoch(frozen, batch_size, seed & WHOLE, epoch, times)[place])
-
-
-def batch_number(step: int, skipped: Sequence[int] = ()) -> int:
-    """Number of the batch of update ``step``: the step-th whole number from 1 that is not in ``skipped`` (rising).
-
-    So a batch that is left out costs no other one and repeats none, before or after it.
-    """
-    number = step
-    for left_out in skipped:
-        if left_out > number:
-            break
-        number += 1
-    return number
-
-
-def batches_per_epoch(shapes: Sequence[Shape], batch_size: int, repeats: Sequence[int] | None = None) -> int:
-    """How many updates see every sample once, or ``repeats`` times."""
-    return _count(tuple((h, w) for h, w in shapes), batch_size, _times(shapes, repeats))
-
-
-def counters_of(seed: int, rollbacks: int, step: int, samples: Sequence[int]) -> list[tuple[int, ...]]:
-    """What the randomness of each sample of a batch is counted by.
-
-    A sample that is in the batch more than once has one number more from the second time on: other noise.
-    """
-    seen: dict[int, int] = {}
-    found: list[tuple[int, ...]] = []
-    for i in samples:
-        again = seen.get(i, 0)
-        found.append((seed, rollbacks, step, i, again) if again else (seed, rollbacks, step, i))
-        seen[i] = again + 1
-    return found
-
-
-def _times(shapes: Sequence[Shape], repeats: Sequence[int] | None) -> tuple[int, ...] | None:
-    if repeats is None or all(n == 1 for n in repeats):
-        return None
-    assert len(repeats) == len(shapes) and min(repeats) >= 1
-    if sum(repeats) > MOST_AN_EPOCH:
-        raise ValueError(f"repeats make {sum(repeats)} pictures an epoch, more than {MOST_AN_EPOCH}: lower repeats")
-    return tuple(repeats)
-
-
-@functools.lru_cache(maxsize=8)
-def _count(shapes: tuple[Shape, ...], batch_size: int, times: tuple[int, ...] | None) -> int:
-    counts: dict[Shape, int] = {}
-    for i, shape in enumerate(shapes):
-        counts[shape] = counts.get(shape, 0) + (times[i] if times else 1)
-    return sum(-(-n // batch_size) for n in counts.values())
-
-
-@functools.lru_cache(maxsize=2)
-def _epoch(
-    shapes: tuple[Shape, ...], batch_size: int, seed: int, epoch: int, times: tuple[int, ...] | None
-) -> tuple[tuple[int, ...], ...]:
-    # Sorting by a hash, not random.shuffle: the order must be the same under every Python and numpy version.
-    by_shape: dict[Shape, list[int]] = {}
-    stream = mix(seed, 2 * epoch)
-    for index in _shuffled(len(shapes), stream, times):
-        by_shape.setdefault(shapes[index], []).append(index)
-    batches = []
-    for shape in sorted(by_shape):
-        members = by_shape[shape]
-        parts = -(-len(members) // batch_size)
-        cuts = [len(members) * i // parts for i in range(parts + 1)]
-        batches += [tuple(members[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
-    stream = mix(seed, 2 * epoch + 1)
-    return tuple(batches[i] for i in sorted(range(len(batches)), key=lambda i: mix(stream, i)))
-
-
-def _shuffled(count: int, stream: int, times: tuple[int, ...] | None) -> list[int]:
-    if times is None:
-        return sorted(range(count), key=lambda i: mix(stream, i))
-    # The k-th of n repeats falls into the k-th of n equal parts of the epoch, so that they seldom share a batch.
-    places = [(((k << 64) + mix(mix(stream, i), k)) // n, i) for i, n in enumerate(times) for k in range(n)]
-    return [i for _, i in sorted(places)]
 
 
 @dataclass(frozen=True)
@@ -141,6 +41,7 @@ class Dataset:
 
     validation: Dataset | None = None
     """The samples that are measured and never trained; None: there are none."""
+    _order: tuple[tuple[int, int], Order] | None = None
 
     def __init__(self, manifest: Mapping[str, Any], run_dir: str | Path) -> None:
         """``run_dir`` is what the manifest's relative cache path starts from.
@@ -169,6 +70,12 @@ class Dataset:
     def names(self, indices: Sequence[int]) -> list[str]:
         """The pictures' paths relative to the dataset folder."""
         return [self._samples[i]["image"] for i in indices]
+
+    def order(self, batch_size: int, seed: int) -> Order:
+        """In which order the samples are trained; the newest one asked for is kept."""
+        if self._order is None or self._order[0] != (batch_size, seed):
+            self._order = (batch_size, seed), Order(self.shapes, batch_size, seed, self.repeats)
+        return self._order[1]
 
     def examples(
         self, indices: Sequence[int], counters: Sequence[Sequence[int | str]], dropout: float, *, train: bool

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import DatasetConfig
-from .batches import batches_per_epoch
 from .buckets import Bucket
 from .captions import OWN
+from .order import batches_per_epoch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,8 +108,8 @@ def test_empty_set_is_refused():
 def plain_order(shapes, batch_size, seed, number, repeats=None):
     """The order in plain Python, one number at a time: what ``Order`` makes with arrays."""
     count = collections.Counter()
-    for shape, times in zip(shapes, repeats or [1] * len(shapes), strict=True):
-        count[shape] += times
+    for i, shape in enumerate(shapes):
+        count[shape] += repeats[i] if repeats else 1
     epoch, place = divmod(number - 1, sum(-(-n // batch_size) for n in count.values()))
     stream = mix(seed & WHOLE, 2 * epoch)
     if repeats is None or max(repeats) == 1:
@@ -143,12 +143,13 @@ def test_the_order_is_that_of_plain_python_at_whatever_step_it_is_taken_up(entri
     order = Order(shapes, batch, seed, repeats)
     for number in numbers:
         assert order.batch(number) == plain_order(shapes, batch, seed, number, repeats)
-    assert order.samples == (len(shapes) if once else sum(repeats))
+    assert order.samples == sum(repeats or [1] * len(shapes))
 
 
 def test_the_order_of_many_samples_is_that_of_plain_python():
     shapes = [((8, 8), (8, 16), (16, 8))[mix(1, i) % 3] for i in range(3000)]
-    for seed, repeats in ((0, None), (2**63, [1 + mix(2, i) % 257 for i in range(3000)])):
+    often = [1 + mix(2, i) % 257 for i in range(3000)]
+    for seed, repeats in ((0, None), (2**63, often)):
         order = Order(shapes, 7, seed, repeats)
         for number in (1, 2, order.per_epoch, order.per_epoch + 1, 5 * order.per_epoch - 3):
             assert order.batch(number) == plain_order(shapes, 7, seed, number, repeats)

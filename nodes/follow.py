@@ -116,7 +116,9 @@ class Follower:
     def pulse(self) -> tuple[Any, ...]:
         """Differs from the last one where ``news`` has something to tell; costs next to nothing."""
         info = os.stat(self.run.log.path)
-        return info.st_size, info.st_mtime_ns, self.run.address_file.exists(), self.run.locked(), self.disk_low()
+        answers, held = self.run.address_file.exists(), self.run.locked()
+        writes = self.run.saving() if answers and held else None
+        return info.st_size, info.st_mtime_ns, answers, held, writes, self.disk_low()
 
     def disk_low(self) -> float | None:
         """Bytes that are free on the run's disk, where that is too little for another save point."""

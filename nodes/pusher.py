@@ -21,7 +21,7 @@ from .follow import Follower
 EVENT = "flux_fft.event"
 INTERVAL = 0.5
 """Seconds between two looks at a run that is held by a node or moves."""
-REST = 3.0
+REST = 1.0
 """Seconds between two looks at a run that rests in a living worker, which will save and leave some time."""
 BEAT = 5.0
 """Seconds after which a moving run is reported though nothing changed, so that a reader knows that it is watched."""
@@ -172,8 +172,8 @@ class Pusher:
         if not watch.follower.is_current():  # another run was made in its place
             watch.follower = Follower(watch.path)
         news = watch.follower.news()
-        moving = news["state"] in MOVING
-        seen = (news["n"], news["state"], news["worker"], news["error"], news["disk_low"], about)
+        moving = news["state"] in MOVING or news["saving"] is not None
+        seen = (news["n"], news["state"], news["worker"], news["error"], news["disk_low"], news["saving"], about)
         if seen != watch.last_seen or (moving and now - watch.sent_at > BEAT):
             watch.last_seen, watch.sent_at = seen, now
             self._send(EVENT, {**news, **about, "places": self.places(watch.path.name)})

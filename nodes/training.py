@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ def _keep_graph(run: RunDirectory, graph: dict[str, Any] | None, workflow: dict[
 def _train(client: WorkerClient, start: int, target: int, stops: list[int], sampler: pictures.Sampler,
            node_id: str | None, say: Callable[[str], None]) -> None:
     bar = bridge.Progress(target - start, node_id)
-    with _parked_on_error(client):
+    with _parked_on_error(client, bar):
         for stop in stops:
             _wait(client, start, stop, target, bar)
             if sampler.due(stop):
@@ -149,7 +150,8 @@ def _wait(client: WorkerClient, start: int, stop: int, target: int, bar: bridge.
     while True:
         status = registry.cancellable(client.status, since=since, wait=POLL)
         since = status["last_event"]
-        bar.update(max(status["step"] - start, 0))
+        if not _show_save(bar, status):
+            bar.update(max(status["step"] - start, 0), target - start)
         if any(event["type"] == "checkpoint" for event in status["events"]):
             list_checkpoints(client.run)
         bridge.throw_if_cancelled()
@@ -180,6 +182,14 @@ def _wait(client: WorkerClient, start: int, stop: int, target: int, bar: bridge.
         raise bridge.end_prompt()
 
 
+def _show_save(bar: bridge.Progress, status: dict[str, Any]) -> bool:
+    """Have the bar show how far a save point or checkpoint is, if one is being written."""
+    saving = status["saving"]
+    if saving is not None:
+        bar.update(saving["done"], saving["total"])
+    return saving is not None
+
+
 def _now(client: WorkerClient) -> dict[str, Any]:
     """The status without past events."""
     return registry.cancellable(client.status, since=1 << 53)
@@ -197,14 +207,25 @@ def _renewed_on_error(run: RunDirectory) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _parked_on_error(client: WorkerClient) -> Iterator[None]:
+def _parked_on_error(client: WorkerClient, bar: bridge.Progress) -> Iterator[None]:
     """Whatever ends the wait (Cancel is no ``Exception`` since 0.20): the run parks, so that VRAM comes back."""
     try:
         yield
     except BaseException:
-        # It may be dead: what went wrong first is what counts. A second Cancel does not wait.
+
+        def look() -> None:
+            _show_save(bar, client.run.status())
+
+        def pause() -> None:
+            # It may be dead: what went wrong first is what counts.
+            with contextlib.suppress(Exception):
+                client.pause()
+
+        # Begun before anything looks for a Cancel: a second one may be there already, and only does not wait.
+        pausing = threading.Thread(target=pause, name="flux-fft-pause", daemon=True)
+        pausing.start()
         with contextlib.suppress(Exception):
-            registry.cancellable(client.pause, seconds=PARKING)
+            registry.cancellable(pausing.join, seconds=PARKING, meanwhile=look)
         raise
 
 

@@ -10,6 +10,7 @@
         events.jsonl    what happened (trainer.events)
         lock            held by the operating system for the worker that has the run open
         worker.json     where that worker answers; worker.log its words
+        saving.json     what is being written just now, and how large it will be (saves.underway)
         samples/        pictures sampled in training
         state/          step-000500/: the save point, with save.json that lists its files
         checkpoints/    NAME-step-000500.safetensors: weights only, for others to load
@@ -34,7 +35,7 @@ from .config import FORMAT_VERSION, RunConfig
 from .data.manifest import check_manifest
 from .events import TRANSITIONS, EventLog
 from .export.model_note import noted_flux
-from .saves import savepoints, sources, weights_only
+from .saves import savepoints, sources, underway, weights_only
 from .saves.leftovers import prepare, sweep
 from .saves.savepoints import Source
 from .settings import from_dict, to_dict
@@ -184,9 +185,13 @@ class RunDirectory:
         """The run at this moment, from the disk alone: any process may ask, whether a worker lives or not.
 
         ``step`` counts the updates made; ``resume_step`` is the step whose weights one gets by opening the run now:
-        lower than ``step`` when it was interrupted after its last save point.
+        lower than ``step`` when it was interrupted after its last save point. ``saving``: see there.
         """
         return status(self)
+
+    def saving(self) -> dict[str, Any] | None:
+        """What its living worker writes just now: ``what``, of which ``step``, and bytes ``done`` of ``total``."""
+        return underway.saving(self.path)
 
     # -- who has it open
 

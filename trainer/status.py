@@ -36,6 +36,7 @@ def status(run: RunDirectory) -> dict[str, Any]:
         "resume_step": known["step"] if alive else (found[-1].step if found else 0),
         "images_per_second": config.recipe.batch_size / rate if rate else None,
         "worker": "alive" if alive else None,
+        "saving": run.saving() if alive else None,
         "uid": run.uid,
         "rollbacks": run.rollbacks,
     }

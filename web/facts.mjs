@@ -31,6 +31,12 @@ export function factsOf(status, loss, busy) {
   }
 }
 
+/** How far a save point or checkpoint that is being written is; empty where there is none. */
+export function writingOf(status) {
+  const { what, done, total } = status?.saving ?? {}
+  return TEXT.writing[what]?.(Math.floor(100 * Math.min(1, done / Math.max(1, total)))) ?? ''
+}
+
 /** One line on what comes next, or what the user can do. */
 export function hintOf(run, state) {
   const status = run?.status ?? {}

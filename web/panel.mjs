@@ -4,7 +4,7 @@ import { resume } from './actions.mjs'
 import { LossChart } from './chart.mjs'
 import { showLog } from './dialog.mjs'
 import { addDisplay, button, keepTyping, make, setMinHeight, setText } from './dom.mjs'
-import { BUSY, FACTS, factsOf, hintOf, RESUMABLE, stateOf } from './facts.mjs'
+import { BUSY, FACTS, factsOf, hintOf, RESUMABLE, stateOf, writingOf } from './facts.mjs'
 import { isPlaceOf, keepRun, keptRun, leadsTo, runNamedUpstream } from './graph.mjs'
 import { runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
@@ -157,13 +157,14 @@ class Panel {
     this._say(run, state, asked)
   }
 
-  /** The last lines: what went wrong, else what was asked for, what it does, what the node said; what to do next. */
+  /** The last lines: what went wrong, else what is written, was asked for, is done, the node said; what to do next. */
   _say(run, state, asked) {
     const broken = ['failed', 'interrupted'].includes(state)
     const error = run?.requestFailed || (broken && run?.status?.error) || ''
     const done = { pause: 'paused', stop: 'stopped' }[asked] === state
     const wish = done ? '' : { pause: TEXT.pausing, stop: TEXT.stopping }[asked]
-    const now = runs.online ? error || wish || run?.told || run?.note || '' : TEXT.offline
+    const writes = writingOf(run?.status)
+    const now = runs.online ? error || writes || wish || run?.told || run?.note || '' : TEXT.offline
     const hint = now ? '' : hintOf(run, state)
     const text = now || this.said || hint
     this.line.classList.toggle('is-error', error !== '' && text === error)

@@ -60,6 +60,11 @@ const EN = {
   lrWrong: 'The learning rate is a number from 0 to 1, such as 3.5e-6.',
   saving: 'Saving between two steps ...',
   savedNow: (step) => `Saved at step ${step}.`,
+  /** By the server's word for what is written. */
+  writing: {
+    'save point': (share) => `Writing save point ... ${share} %`,
+    checkpoint: (share) => `Writing checkpoint ... ${share} %`,
+  },
   queued: 'Queued: it goes on when the prompts before it are done.',
   cancel: 'Cancel',
   close: 'Close',

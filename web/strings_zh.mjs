@@ -48,6 +48,10 @@ export const ZH = {
   lrWrong: '学习率是 0 到 1 之间的数字，例如 3.5e-6。',
   saving: '正在两步之间保存……',
   savedNow: (step) => `已在第 ${step} 步保存。`,
+  writing: {
+    'save point': (share) => `正在写入存档点…… ${share}%`,
+    checkpoint: (share) => `正在写入检查点…… ${share}%`,
+  },
   queued: '已加入队列：前面的任务完成后继续。',
   cancel: '取消',
   close: '关闭',

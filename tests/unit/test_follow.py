@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import random
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from trainer.config import DatasetConfig, ModelConfig, RecipeConfig, RunConfig
 from trainer.run import RunDirectory
+from trainer.saves import underway
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = {"image": "a.png", "latent": "a", "shape": [8, 8], "caption": "a"}
@@ -280,3 +283,38 @@ def test_a_run_at_which_nothing_happens_is_not_read(run: RunDirectory, monkeypat
     time.sleep(0.3)
     push.unwatch(run.path)
     assert not reads
+
+
+@contextlib.contextmanager
+def _opened(run: RunDirectory) -> Iterator[None]:
+    """As a worker has it open."""
+    with run.lock():
+        run.address_file.write_text("{}", encoding="utf-8")
+        yield
+        run.address_file.unlink()
+
+
+def test_how_far_a_save_is_is_told_while_the_run_rests_too_and_till_it_is_done(run: RunDirectory) -> None:
+    sent = Sent()
+    push = pusher.Pusher(sent, interval=0.02)
+    for state in ("preparing", "paused"):
+        run.transition(state)
+
+    def written(count: int) -> dict:
+        return {"what": "save point", "step": 3, "done": count, "total": 100}
+
+    def write(folder: Path) -> None:
+        for wanted in map(written, (20, 60)):
+            (folder / "a.bin").write_bytes(bytes(wanted["done"]))
+            sent.wait_for(lambda s, wanted=wanted: s[-1]["saving"] == wanted)
+
+    with _opened(run):
+        push.follow(run.path)
+        sent.wait_for(lambda s: s)
+        assert sent[-1]["saving"] is None
+        events = len(run.events())
+        with underway.noted(run.path, underway.SAVE_POINT, 3, 100):
+            run.write_save_point(3, write)
+        sent.wait_for(lambda s: s[-1]["saving"] is None)
+        assert len(run.events()) == events
+    assert follow.Follower(run.path).snapshot()["status"]["saving"] is None

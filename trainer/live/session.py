@@ -15,6 +15,7 @@ from ..export.describe import describe
 from ..export.write import ExportOptions, export
 from ..protocol import RunMovedOn
 from ..run import RunDirectory
+from ..saves import underway
 from ..settings import number
 from . import spikes
 from .opened import OpenedRun, with_lr
@@ -182,8 +183,9 @@ class Session(OpenedRun):
         try:
             about = describe(self.run, trainer.config, step=trainer.step, variant=trainer.info.variant,
                              dtype="bf16", hashed=False)
-            path = self.run.write_checkpoint(trainer.step, trainer.entries("bf16"), about,
-                                             trainer.config.recipe.keep_checkpoints)
+            entries, keep = trainer.entries("bf16"), trainer.config.recipe.keep_checkpoints
+            with underway.noted(self.run.path, underway.CHECKPOINT, trainer.step, sum(e.nbytes for e in entries)):
+                path = self.run.write_checkpoint(trainer.step, entries, about, keep)
         except (ValueError, OSError) as error:
             log.error("%s", error)
             self.event("checkpoint_failed", step=trainer.step, error=" ".join(str(error).split()))
@@ -234,6 +236,8 @@ class Session(OpenedRun):
 
     def save(self) -> int:
         """A save point of this step, unless there is one or nothing was trained. ``ValueError`` if it cannot be."""
+        from ..saves.checkpoint import state_bytes
+
         trainer = self.trainer
         if trainer is None or trainer.torn:
             return 0
@@ -243,7 +247,8 @@ class Session(OpenedRun):
         if trainer.step > (source.step if source else 0):
             self.activity, started = "saving", time.monotonic()
             try:
-                self.run.write_save_point(trainer.step, trainer.save, trainer.config.recipe.keep_save_points)
+                with underway.noted(self.run.path, underway.SAVE_POINT, trainer.step, state_bytes(trainer.stages)):
+                    self.run.write_save_point(trainer.step, trainer.save, trainer.config.recipe.keep_save_points)
             except OSError as error:
                 raise ValueError(f"the save point of step {trainer.step} could not be written:"
                                  f" {error.strerror or error}; free some space for {self.run.path}") from error

@@ -163,6 +163,11 @@ def save_state(stages: Sequence[Stage], directory: Path, counters: Mapping[str, 
     return {**written, "trainer.json": _write(directory / "trainer.json", [told])}
 
 
+def state_bytes(stages: Sequence[Stage]) -> int:
+    """Bytes of the tensors that ``save_state`` writes."""
+    return sum(t.nbytes for _, group in _groups(stages) for t in _state_tensors(group).values())
+
+
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> str:
     """Make a file of the parts, on the disk when this returns, and return its SHA-256."""
     digest = hashlib.sha256()

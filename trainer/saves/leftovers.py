@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from .. import files
-from . import savepoints
+from . import savepoints, underway
 
 log = logging.getLogger(__name__)
 YOUNG = 60.0
@@ -47,6 +47,8 @@ def _sweep_deleted(home: Path) -> None:
 
 def sweep(run: Path) -> None:
     """Remove what is half-written in the run directory ``run``. Its lock is held."""
+    with contextlib.suppress(OSError):
+        (run / underway.NOTE).unlink(missing_ok=True)
     for folder in (run, run / "state", run / "checkpoints"):
         for path in _half_written(folder):
             try:

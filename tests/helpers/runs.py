@@ -22,7 +22,7 @@ def config_for(folder: Path, **changes) -> RunConfig:
     return dataclasses.replace(config, **changes)
 
 
-def make(folder: Path) -> RunDirectory:
+def empty_run(folder: Path) -> RunDirectory:
     return RunDirectory.create(folder, config_for(folder), MANIFEST)
 
 

@@ -18,6 +18,11 @@ def contents(trainer: Trainer) -> dict[str, torch.Tensor]:
     }
 
 
+def exact(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Its weights as they are exported in float32, by their names in the file."""
+    return {e.name: torch.cat([c.float().flatten() for c in e.chunks()]).view(e.shape) for e in trainer.entries("f32")}
+
+
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 

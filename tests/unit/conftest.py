@@ -1,11 +1,12 @@
-"""Run directories without an engine; workers, in this process where only messages count, and as real processes where
-the end of one matters."""
+"""Run directories, with an engine and without; workers, in this process where only messages count, and as real
+processes where the end of one matters."""
 
 import threading
 
 import pytest
-from runs import held_open, make
-from workers import wait_for
+from runs import empty_run, held_open
+from states import engine
+from workers import make, wait_for
 
 from trainer.client import open_run
 from trainer.run import RunDirectory
@@ -20,7 +21,7 @@ def folder(tmp_path):
 @pytest.fixture
 def run(folder):
     """A run that no engine has seen."""
-    return make(folder)
+    return empty_run(folder)
 
 
 @pytest.fixture
@@ -28,6 +29,17 @@ def holder(run):
     """Another process that has the run open, as a worker would."""
     with held_open(run) as process:
         yield process
+
+
+@pytest.fixture
+def trained(tiny):
+    """A run of two steps at a rate that moves every weight, in memory and in a save point: its directory and engine."""
+    run = make(tiny, optimizer={"lr": 3e-3, "weight_precision": "split"})
+    trainer = engine(run)
+    for _ in range(2):
+        trainer.train_step()
+    run.write_save_point(2, trainer.save)
+    return run, trainer
 
 
 @pytest.fixture

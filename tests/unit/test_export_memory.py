@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil, torch
 from tests.conftest import write_manifest
 from trainer.config import DatasetConfig, MemoryConfig, ModelConfig, OptimizerConfig, RunConfig
-from trainer.export import ExportOptions, export
+from trainer.export.write import ExportOptions, export
 from trainer.flux.model import FluxParams
 from trainer.loop import Trainer
 from trainer.run import RunDirectory

@@ -7,7 +7,7 @@ import shutil
 import time
 
 import pytest
-from runs import MANIFEST, config_for, make, names, python, record, save, walk
+from runs import MANIFEST, config_for, empty_run, names, python, record, save, walk
 
 from trainer import events, files
 from trainer.config import OptimizerConfig, RecipeConfig
@@ -34,11 +34,11 @@ def test_settings_come_back_and_move_with_the_directory(run, folder, tmp_path):
 
 def test_a_run_is_not_made_twice_and_a_broken_creation_is_made_good(run, folder):
     with pytest.raises(ValueError, match="already holds a run"):
-        make(folder)
+        empty_run(folder)
     (folder / "config.json").unlink()  # as if the first creation had been cut short
     with pytest.raises(ValueError, match="no run directory"):
         RunDirectory(folder)
-    again = make(folder)
+    again = empty_run(folder)
     assert [e["type"] for e in again.events()] == ["state"]
 
 
@@ -48,7 +48,7 @@ def test_a_new_run_never_takes_the_weights_of_one_that_lay_there(run, folder):
     shutil.copytree(folder, copy)
     (folder / "state" / ".part-step-000600-x").mkdir()
     (folder / "config.json").unlink()  # deleted, but not wholly
-    again = make(folder)
+    again = empty_run(folder)
     assert again.latest_save_point() is None and names(again) == []
     assert RunDirectory(copy).latest_save_point().step == 500  # a copied run is the same run
     shutil.copytree(copy / "state" / old.path.name, old.path)
@@ -60,7 +60,7 @@ def test_a_new_run_never_takes_the_weights_of_one_that_lay_there(run, folder):
 def test_no_run_is_made_where_a_worker_still_has_one_open(run, folder, holder):
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match="still open in a worker"):
-        make(folder)
+        empty_run(folder)
 
 
 def test_a_creation_cut_short_at_any_file_leaves_no_run_or_a_whole_one(folder, monkeypatch):
@@ -87,7 +87,7 @@ def test_a_creation_cut_short_at_any_file_leaves_no_run_or_a_whole_one(folder, m
             patch.setattr("trainer.files.write_json", counted(files.write_json))
             patch.setattr("trainer.events.EventLog.append", counted(events.EventLog.append))
             try:
-                whole = make(folder)
+                whole = empty_run(folder)
                 break
             except Cut:
                 pass
@@ -107,9 +107,9 @@ def test_another_format_is_refused(run, folder):
 
 def test_runs_are_found_among_other_folders(tmp_path, caplog):
     for name in ("b", "a"):
-        make(tmp_path / name)
+        empty_run(tmp_path / name)
     (tmp_path / "cache").mkdir()
-    make(tmp_path / "broken")
+    empty_run(tmp_path / "broken")
     (tmp_path / "broken" / "run.json").write_text("{")
     assert [r.name for r in find_runs(tmp_path)] == ["a", "b"]
     with pytest.raises(ValueError, match="no folder"):
@@ -137,7 +137,7 @@ def test_nothing_here_needs_torch():
 
 def test_identity_changes_with_rollback_and_recreation_and_not_with_training(folder):
     seen = [identity(folder)]
-    run = make(folder)
+    run = empty_run(folder)
     seen.append(identity(folder))
     walk(run, "preparing", "training")
     record(run, range(1, 10), 1.0)
@@ -154,7 +154,7 @@ def test_identity_changes_with_rollback_and_recreation_and_not_with_training(fol
         run.roll_back(9)
     run.delete()
     assert not folder.exists()
-    make(folder)
+    empty_run(folder)
     seen.append(identity(folder))
     assert len(set(seen)) == len(seen)
 
@@ -190,5 +190,5 @@ def test_what_is_left_of_a_deletion_that_was_cut_short_goes_when_a_run_is_made(f
     for path in (old, young):
         (path / "state").mkdir(parents=True)
     os.utime(old, (time.time() - 3700,) * 2)
-    make(folder)
+    empty_run(folder)
     assert not old.exists() and young.is_dir(), "another process may be at it"

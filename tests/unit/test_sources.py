@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from states import SPLIT, contents, emptied, engine, same
+from states import SPLIT, contents, emptied, engine, exact, same
 from workers import make
 
 from trainer.config import OptimizerConfig
@@ -38,10 +38,6 @@ def trained(tiny):
     return run, trainer
 
 
-def masters(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {e.name: torch.cat([c.float() for c in e.chunks()]).view(e.shape) for e in trainer.entries("f32")}
-
-
 def moments(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {n: t for n, t in contents(trainer).items() if ".exp_avg" in n or "previous" in n}
 
@@ -54,8 +50,8 @@ def test_a_checkpoint_is_a_plain_bf16_file_that_says_what_it_is(trained):
     assert [(c.step, c.path.name, c.fresh) for c in run.checkpoints()] == [
         (step, f"run-step-00000{step}.safetensors", True) for step in (1, 3, 5)]
     found = load_file(run.checkpoints()[-1].path)
-    assert found.keys() == masters(trainer).keys()
-    assert all(t.dtype == torch.bfloat16 and torch.equal(t, masters(trainer)[n].bfloat16()) for n, t in found.items())
+    assert found.keys() == exact(trainer).keys()
+    assert all(t.dtype == torch.bfloat16 and torch.equal(t, exact(trainer)[n].bfloat16()) for n, t in found.items())
     assert read_header(run.checkpoints()[-1].path).metadata == {
         "modelspec.title": "t", "flux_fft.run": f"{run.uid}.0", "flux_fft.steps": "5"}
 
@@ -161,19 +157,19 @@ def test_a_run_goes_on_from_its_weights_with_moments_of_zero(trained, checkpoint
             kept = {n: t.float() for n, t in load_file(run.checkpoints()[-1].path).items()}
         else:
             before.load(run.latest_save_point())
-            kept = masters(before)
+            kept = exact(before)
         source = run.take_back(run.find_source(step, fresh=True))
     assert source.fresh and run.source() == source and run.status()["resume_step"] == run.status()["step"] == step
     trainer = emptied(RunDirectory(run.path))
     with run.lock():
         assert run.resume(trainer.load) == source
     assert (trainer.step, trainer.since) == (step, step)
-    found = masters(trainer)
+    found = exact(trainer)
     assert all(torch.equal(found[n], kept[n]) for n in kept) and found.keys() == kept.keys()
     assert all(not t.any() for t in moments(trainer).values()) and moments(trainer)
     trainer.train_step()
     # Moments of zero and bias corrections that count from there: every weight steps by about lr, as in a first step.
-    steps = torch.cat([(masters(trainer)[n] - kept[n]).flatten().abs() for n in kept])
+    steps = torch.cat([(exact(trainer)[n] - kept[n]).flatten().abs() for n in kept])
     lr = run.config.optimizer.lr
     assert steps.max() < 3 * lr and steps[steps > 0].median() > 0.3 * lr
 
@@ -221,10 +217,10 @@ def test_the_weights_of_any_optimizer_are_taken(trained, optimizer):
     with run.lock():
         run.take_back(run.find_source(4, fresh=True))
         run.resume(trainer.load)
-    exact = optimizer["weight_precision"] != "stochastic"
-    for name, value in masters(before).items():
+    unrounded = optimizer["weight_precision"] != "stochastic"
+    for name, value in exact(before).items():
         small = trainer.model.get_parameter(name).dtype == torch.float32
-        assert torch.equal(masters(trainer)[name], value if exact or small else value.bfloat16().float()), name
+        assert torch.equal(exact(trainer)[name], value if unrounded or small else value.bfloat16().float()), name
     trainer.train_step()
     assert trainer.step == 5
 

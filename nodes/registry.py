@@ -220,7 +220,7 @@ def park(run: RunDirectory) -> None:
         return
     try:
         if cancellable(found.status, since=1 << 53)["state"] not in ("training", "preparing"):
-            cancellable(found.pause)
+            cancellable(found.park)
     except Exception as error:  # it may have died, which whoever needs it next is told
         if bridge.ends_prompt(error):
             raise

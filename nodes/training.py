@@ -69,7 +69,13 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
     watching = contextlib.nullcontext() if panel is None else panel.watching(
         run.path, node_id=node_id, workflow_id=workflow_id)
 
+    said = ""
+
     def say(text: str) -> None:
+        nonlocal said
+        if text == said:
+            return
+        said = text
         log.info("run %s: %s", run.name, text or "on it goes")
         if panel is not None:
             panel.say(run.path, text)
@@ -128,22 +134,34 @@ def _train(client: WorkerClient, start: int, target: int, stops: list[int], samp
            node_id: str | None, say: Callable[[str], None]) -> None:
     bar = bridge.Progress(target - start, node_id)
     with _parked_on_error(client, bar):
+        registry.cancellable(client.let_sample, meanwhile=lambda: say("waiting for another program's pictures"))
+        say("")
         for stop in stops:
-            _wait(client, start, stop, target, bar)
-            if sampler.due(stop):
+            _wait(client, start, stop, target, bar, pause=sampler.due(stop))
+            if sampler.due(stop) and _now(client)["step"] == stop:  # another program may have trained it on
                 say(f"sampling the previews of step {stop}")
                 taken = sampler.take(stop)
                 bar.update(stop - start, target - start, pictures.sheet(taken))
                 bridge.unload_models()
                 say("")
+        if (further := _further(client, target)) > target:
+            registry.cancellable(client.train, further)
 
 
-def _wait(client: WorkerClient, start: int, stop: int, target: int, bar: bridge.Progress) -> None:
-    """Have the run train until it is at ``stop``. Raises what ended it before."""
+def _further(client: WorkerClient, target: int) -> int:
+    """``target``, or the larger one that another program has given the run, which trains or rests on its way."""
+    now = _now(client)
+    on_its_way = now["state"] == "training" or now["on_the_way"] is not None
+    return max(target, now["target"] or 0) if on_its_way else target
+
+
+def _wait(client: WorkerClient, start: int, stop: int, target: int, bar: bridge.Progress, *, pause: bool) -> None:
+    """Have the run train until it is at ``stop``, and ``pause`` there. Raises what ended it before."""
 
     def go_on() -> float:
+        until, ahead = _further(client, target), _now(client)["step"] < stop
         # It may have to wait for a worker that is saving, to exit.
-        registry.cancellable(client.train, target, pause_at=stop if stop < target else None)
+        registry.cancellable(client.train, until, pause_at=stop if pause and (ahead or stop < until) else None)
         return time.monotonic() + PATIENCE
 
     patience, since = go_on(), _now(client)["last_event"]
@@ -162,7 +180,7 @@ def _wait(client: WorkerClient, start: int, stop: int, target: int, bar: bridge.
         if state == "interrupted":
             raise RuntimeError(f"the worker of run {status['run']!r} is gone at step {step}: queue again "
                                f"to go on from step {status['resume_step']} (worker.log in its folder says more)")
-        if step >= stop == target and (status["target"] or 0) > target:  # another program trains it on
+        if (status["target"] or 0) > target and (step > stop or (step == stop and not pause)):  # another trains it on
             return
         if state not in ("paused", "finished", "stopped"):
             continue

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .export.write import ExportOptions
 from .link import WorkerDied, WorkerLink
-from .protocol import RunMovedOn, WorkerClosing, WorkerError
+from .protocol import ON_THE_WAY, RunMovedOn, WorkerClosing, WorkerError
 from .run import RunDirectory
 from .settings import to_dict
 
@@ -66,6 +67,22 @@ class WorkerClient(WorkerLink):
     def pause(self, wait: bool = True) -> None:
         """Stop within one step and give back the VRAM; nothing is written. ``wait``: return when that is so."""
         self._ask_or("pause", patient=True, wait=wait)
+
+    def let_sample(self, patience: float = ON_THE_WAY) -> None:
+        """Wait while the run rests on its way, for another client's pictures: they are of the step that it is at."""
+        until = time.monotonic() + patience
+        while (now := self.status(since=1 << 53))["state"] == "paused" and now["on_the_way"] is not None:
+            if now["worker"] != "idle":
+                until = time.monotonic() + patience
+            if time.monotonic() > until:
+                return
+            self._check()
+            time.sleep(0.25)
+
+    def park(self) -> None:
+        """Have a run that rests give back its VRAM; one that rests on its way, for pictures, goes on as it would have.
+        """
+        self._ask_or("park", patient=False)
 
     def stop(self) -> None:
         """Stop within one step, save and exit; returns when the process has let go of the run."""

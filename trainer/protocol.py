@@ -31,6 +31,8 @@ VERSION = 1
 MAX_BYTES = 1 << 30
 """No message is longer: latents and captions are megabytes, weights never travel."""
 HANDSHAKE_SECONDS = 10.0
+ON_THE_WAY = 60.0
+"""Seconds without work for which a run rests on its way, for a client's pictures, before another has it go on."""
 
 Message = tuple[dict[str, Any], dict[str, "Tensor"]]
 

@@ -19,10 +19,11 @@ from .launch import ENDED, EXIT_FAILED, STARTED, idle_seconds
 from .live.asked import Asked
 from .live.service import Service
 from .live.signals import caught_signals
-from .protocol import VERSION, Server
+from .protocol import ON_THE_WAY, VERSION, Server
 from .run import RunDirectory
 
 log = logging.getLogger(__name__)
+
 
 class _Abandoned(BaseException):
     """A signal arrived while the run was being loaded, when there is nothing to save."""
@@ -134,10 +135,19 @@ class Worker(Asked):
                 if self._goal is None:  # nobody has asked for more meanwhile
                     self._exit_code = 0 if self._session.state == "finished" else EXIT_FAILED
                     self.quitting = "done"
+        elif self.foreground and idle > ON_THE_WAY and self.run.log.history().on_the_way is not None:
+            self._go_on()
         elif idle > self.idle_exit:
             self._exit_idle()
         elif idle > self.idle_park:
             self._session.park()
+
+    def _go_on(self) -> None:
+        """Whoever wanted pictures on the way has gone, or is done."""
+        with self._lock:
+            now = self.run.log.history()
+            if self._goal is None and now.state == "paused" and now.on_the_way is not None and now.target:
+                self.train(now.target)
 
     def _exit_idle(self) -> None:
         self._idle_since = time.monotonic()

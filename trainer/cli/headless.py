@@ -16,6 +16,7 @@ from ..config import RunConfig
 from ..data.manifest import cache_path_for, cache_root, check_manifest
 from ..launch import LOG_FORMAT
 from ..progress import Bar, training_text
+from ..protocol import ON_THE_WAY
 from ..run import MAY_CHANGE, REFUSE, RunDirectory, RunLocked, compare
 from ..settings import from_dict
 from ..worker import Worker
@@ -23,8 +24,6 @@ from ..worker import Worker
 log = logging.getLogger(__name__)
 SIGNALLED = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 """Exit codes of a run that a signal stopped, as shells have them."""
-ON_THE_WAY = 60.0
-"""Seconds that a run may rest on its way, where another client wanted to sample it, before it is told to go on."""
 
 
 def train(args: argparse.Namespace) -> tuple[int, dict[str, Any]]:
@@ -75,9 +74,10 @@ def _follow(run: RunDirectory, until: int, bar: Bar) -> tuple[int, dict[str, Any
     with open_run(run.path, launch=False, say=bar.say) as client:
         status = client.status()
         seen = status["last_event"]
-        client.train(until)
-        patience = time.monotonic() + ON_THE_WAY
         try:
+            client.let_sample()
+            client.train(until)
+            patience = time.monotonic() + ON_THE_WAY
             while True:
                 status = client.status(since=seen, wait=2.0)
                 for event in status["events"]:

@@ -87,6 +87,10 @@ class Asked:
         else:
             threading.Thread(target=self._pause_later, daemon=True).start()
 
+    def park(self) -> None:
+        """Give back the VRAM of a run that rests; where it stands, and what it is to do, stay as they are."""
+        self._jobs.call(self._park)
+
     def stop(self) -> None:
         """Stop within one step, save and exit; returns when it is saved. If that fails the worker lives on."""
         with self._lock:
@@ -149,6 +153,10 @@ class Asked:
             # One that rests on its way goes on by itself, which is not wanted any more.
             if now.state == "training" or (now.state == "paused" and now.on_the_way is not None):
                 self._session.transition("paused")
+
+    def _park(self) -> None:
+        if self._goal is None:
+            self._session.park()
 
     def _pause(self) -> None:
         with self._lock:

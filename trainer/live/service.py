@@ -65,6 +65,9 @@ class Service:
     def _on_pause(self, _: Peer, request: dict[str, Any], __: Any) -> None:
         self._worker.pause(request.get("wait", True))
 
+    def _on_park(self, *_: Any) -> None:
+        self._worker.park()
+
     def _on_stop(self, *_: Any) -> None:
         self._worker.stop()
 

@@ -1,0 +1,102 @@
+"""A run that rests on its way, for a client's pictures: what others may do meanwhile, and how it goes on."""
+
+import threading
+
+import pytest
+from sessions import PAIRS
+from workers import make, wait_for, wait_for_state
+
+from trainer.client import open_run
+
+
+def resting(run, serve, at=3, until=8, **options):
+    """A worker whose run rests at step ``at`` of ``until``, and its client."""
+    worker, client = serve(run, **options)
+    client.train(until, pause_at=at)
+    wait_for(lambda: client.status()["on_the_way"] == at)
+    return worker, client
+
+
+def test_giving_back_the_vram_takes_nothing_from_what_it_is_to_do(tiny, serve):
+    worker, client = resting(make(tiny, **PAIRS), serve)
+    worker._pauses.add(6)  # another client's
+    client.park()
+    status = client.status()
+    assert worker._session.parked and (status["state"], status["on_the_way"], status["step"]) == ("paused", 3, 3)
+    client.train(8)
+    assert wait_for(lambda: client.status()["on_the_way"]) == 6
+
+
+def test_a_run_in_training_is_not_parked(tiny, serve):
+    worker, client = serve(make(tiny, **PAIRS))
+    client.train(10_000)
+    wait_for(lambda: client.status()["step"] >= 1)
+    client.park()
+    assert client.status()["state"] == "training" and not worker._session.parked
+
+
+def test_cancel_while_it_rests_ends_that_it_would_go_on(tiny, serve):
+    worker, client = resting(make(tiny, **PAIRS), serve)
+    client.park()
+    client.pause()
+    assert client.status()["on_the_way"] is None and client.status()["state"] == "paused" and not worker._pauses
+
+
+def test_another_client_lets_the_pictures_be_taken_first(tiny, serve):
+    run = make(tiny, **PAIRS)
+    _, client = resting(run, serve)
+    let = threading.Event()
+
+    def other() -> None:
+        with open_run(run.path, launch=False) as mine:
+            mine.let_sample()
+            let.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert not let.wait(0.6)
+    client.train(8)
+    thread.join(30)
+    assert let.is_set()
+
+
+def test_it_waits_only_so_long_and_not_where_nothing_is_waited_for(tiny, serve):
+    _, client = resting(make(tiny, **PAIRS), serve)
+    client.let_sample(patience=0.1)
+    assert client.status()["on_the_way"] == 3, "whoever wanted the pictures has gone: it is the caller's to go on"
+    client.pause()
+    client.let_sample(patience=1e6)
+
+
+def test_whoever_waits_may_give_up(tiny, serve):
+    run = make(tiny, **PAIRS)
+    resting(run, serve)
+
+    def give_up() -> None:
+        raise RuntimeError("given up")
+
+    with open_run(run.path, launch=False) as other:
+        other._check = give_up
+        with pytest.raises(RuntimeError, match="given up"):
+            other.let_sample()
+
+
+def test_a_terminals_run_goes_on_by_itself_when_nobody_comes_for_the_pictures(tiny, serve, monkeypatch):
+    monkeypatch.setattr("trainer.worker.ON_THE_WAY", 0.2)
+    run = make(tiny, **PAIRS)
+    worker, client = serve(run, foreground=True, until=8)
+    wait_for(lambda: worker._session.trainer is not None)
+    client.train(8, pause_at=3)
+    wait_for(lambda: any(e.get("on_the_way") for e in run.events()))
+    client.close()  # as if its process had died
+    wait_for(lambda: run.status()["state"] == "finished" and run.status()["step"] == 8)
+
+
+def test_a_terminals_run_that_is_paused_by_will_stays_so(tiny, serve, monkeypatch):
+    monkeypatch.setattr("trainer.worker.ON_THE_WAY", 0.1)
+    worker, client = serve(make(tiny, **PAIRS), foreground=True)
+    client.train(8, pause_at=3)
+    client.pause()
+    wait_for(lambda: worker._session.parked)
+    threading.Event().wait(1.0)
+    assert wait_for_state(client, "paused")["on_the_way"] is None

@@ -131,4 +131,4 @@ def translated(language: str) -> dict[str, str]:
     for module in ("strings.mjs", f"strings_{language}.mjs"):
         text = (PACK / "web" / module).read_text(encoding="utf-8")
         tables.append(dict(re.findall(r"^  (\w+): '([^']+)',$", text, re.MULTILINE)))
-    return {text: tables[1][key] for key, text in tables[0].items()}
+    return {text: tables[1].get(key, text) for key, text in tables[0].items()}

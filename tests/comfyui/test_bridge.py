@@ -1,4 +1,4 @@
-"""The bridge against ComfyUI's own classes, inside of ComfyUI's interpreter (see ``inside.py`` for the checks)."""
+"""The bridge against ComfyUI's own classes, inside of ComfyUI's interpreter (the checks are in ``inside``)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 
 from tests.comfyui.server import PACK, Install
 
-INSIDE = Path(__file__).with_name("inside.py")
-CHECKS = re.findall(r"^def (check_\w+)", INSIDE.read_text(encoding="utf-8"), re.MULTILINE)
+INSIDE = Path(__file__).with_name("inside")
+CHECKS = [check for path in sorted(INSIDE.glob("check_*.py"))
+          for check in re.findall(r"^def (check_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from trainer.weights import Entry, TensorFile, entry, write_safetensors
 
 
 def test_loras_are_those_that_comfyui_loads(install: Install, tmp_path: Path) -> None:
-    command = [install.python, str(Path(__file__).with_name("inside_lora.py")), str(PACK), str(tmp_path)]
+    command = [install.python, str(Path(__file__).parent / "inside" / "loras.py"), str(PACK), str(tmp_path)]
     done = subprocess.run(command, cwd=install.path, capture_output=True, text=True, timeout=600)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stderr[-3000:]

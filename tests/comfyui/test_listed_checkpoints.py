@@ -17,11 +17,11 @@ import json, os, shutil, sys
 from pathlib import Path
 pack, base = sys.argv[1:3]
 sys.argv[1:] = ["--cpu", "--base-directory", base]
-sys.path[:0] = [".", pack + "/tests/comfyui"]
+sys.path[:0] = [".", pack + "/tests/comfyui/inside"]
 import comfy.options
 comfy.options.enable_args_parsing()
 import folder_paths
-from inside import load_pack
+from given import load_pack
 load_pack(pack)
 from pack.nodes.bridge_checkpoints import list_checkpoints
 from pack.trainer.run import RunDirectory

@@ -1,6 +1,6 @@
 """LoRAs merged by the pack against those that ComfyUI loads: run by ComfyUI's interpreter (see ``test_intake``).
 
-``python inside_lora.py PACK FOLDER`` prints a JSON object: for each spelling the largest difference of a weight, and
+``python loras.py PACK FOLDER`` prints a JSON object: for each spelling the largest difference of a weight, and
 the largest change.
 """
 
@@ -67,7 +67,7 @@ def main() -> None:
     import comfy.sd
     import comfy.supported_models
     import torch
-    from inside import load_pack
+    from given import load_pack
     from safetensors.torch import save_file
 
     import nodes  # noqa: F401

@@ -1,0 +1,109 @@
+"""Waiting for a worker, and for the room that others give back."""
+
+from __future__ import annotations
+
+from given import refused
+
+
+def check_a_wait_ends_on_cancel() -> None:
+    import threading
+    import time
+
+    import comfy.model_management
+    from pack.nodes import registry
+
+    threading.Timer(0.3, comfy.model_management.interrupt_current_processing).start()
+    began = time.monotonic()
+    try:
+        registry.cancellable(time.sleep, 30)
+    except comfy.model_management.InterruptProcessingException:
+        assert time.monotonic() - began < 20
+    else:
+        raise AssertionError("the wait went on")
+    assert registry.cancellable(lambda: 7) == 7
+    assert "three" in refused(lambda: registry.cancellable(_raise))
+
+
+def _raise() -> None:
+    raise ValueError("three")
+
+
+def check_a_wait_that_was_cancelled_starts_nothing() -> None:
+    import threading
+    import time
+
+    import comfy.model_management
+    from pack.nodes import registry
+
+    started = []
+
+    def work() -> None:
+        time.sleep(0.6)
+        registry.check_wanted()
+        started.append(1)
+
+    threading.Timer(0.2, comfy.model_management.interrupt_current_processing).start()
+    try:
+        registry.cancellable(work)
+        raise AssertionError("the wait went on")
+    except comfy.model_management.InterruptProcessingException:
+        pass
+    try:
+        registry.cancellable(work, seconds=0.1)
+        raise AssertionError("the wait went on")
+    except TimeoutError:
+        pass
+    time.sleep(1.0)
+    assert not started
+    registry.cancellable(work)
+    assert started
+
+
+def check_room_is_made_by_whoever_rests_and_nobody_else() -> None:
+    """Workers that this process has not started: of a run that is paused, and of one that trains."""
+    import os
+    import tempfile
+    import time
+    from pathlib import Path
+    from types import SimpleNamespace
+
+    import torch
+    from pack.nodes import registry
+    from pack.trainer.client import open_run
+    from pack.trainer.config import DatasetConfig, MemoryConfig, ModelConfig, RecipeConfig, RunConfig
+    from pack.trainer.data.cache import Cache
+    from pack.trainer.demo_data import write_demo
+    from pack.trainer.flux.variants import require_flux
+    from pack.trainer.run import RunDirectory
+
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False):
+        flux = str(write_demo(f"{folder}/files")["flux"])
+        sizes = require_flux(flux).flux
+        runs = {}
+        for name in ("resting", "training", "wanted"):
+            root = Path(folder, "home", name)
+            cache = Cache(root / "cache")
+            cache.write("latents", "one", torch.zeros(16, 8, 8))
+            cache.write("captions", "text", torch.zeros(4, sizes["context_in_dim"]), torch.zeros(sizes["vec_in_dim"]))
+            sample = {"image": "1.png", "latent": "one", "shape": [8, 8], "caption": "text"}
+            manifest = {"format": 1, "cache": "cache", "samples": [sample], "empty_caption": "text",
+                        "fingerprint": "f" * 64}
+            config = RunConfig(name=name, model=ModelConfig(flux=flux), dataset=DatasetConfig(folder=folder),
+                               memory=MemoryConfig(device="cpu"), recipe=RecipeConfig(batch_size=1))
+            runs[name] = RunDirectory.create(root, config, manifest)
+        os.environ["FLUX_FFT_HOME"] = str(Path(folder, "home"))
+        memory, registry.machine = registry.machine, SimpleNamespace(free_ram=lambda: 0)
+        try:
+            with open_run(runs["resting"].path) as resting, open_run(runs["training"].path) as training:
+                resting.train(1)
+                training.train(1_000_000)
+                while resting.status()["state"] != "finished" or training.status()["step"] < 1:
+                    time.sleep(0.1)
+                registry._make_room(runs["wanted"])
+                assert not runs["resting"].locked() and runs["resting"].status()["state"] == "finished"
+                assert runs["resting"].status()["save_point_step"] == 1
+                assert training.status()["state"] == "training"
+                training.stop()
+        finally:
+            registry.machine = memory
+            del os.environ["FLUX_FFT_HOME"]

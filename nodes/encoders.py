@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..trainer.config import ModelConfig
 from ..trainer.data.cache import Cache, caption_key
 from ..trainer.data.captions import cut_off
-from ..trainer.flux.variants import fingerprint, require_flux, text_length
+from ..trainer.flux.variants import FileInfo, fingerprint, require_flux, text_length
 from ..trainer.header import TensorInfo, read_header
 from . import bridge, bridge_text, demo_parts
 from .handles import ModelHandle
@@ -62,13 +62,16 @@ def _is(kind: tuple[str, tuple[int, ...]], tensors: dict[str, TensorInfo]) -> bo
 
 
 class Encoders:
-    """The text encoders and the VAE of a model handle. ``with`` it: on leaving, what was loaded is dropped."""
+    """The text encoders and the VAE of a model handle. ``with`` it: on leaving, what was loaded is dropped.
 
-    def __init__(self, model: ModelHandle) -> None:
+    ``info``: what its Flux is, where that is known; else its file is looked at.
+    """
+
+    def __init__(self, model: ModelHandle, info: FileInfo | None = None) -> None:
         check_files(model.config)
         self.model = model
         self.cache = Cache(bridge.home() / "cache")
-        self.info = require_flux(model.config.flux)
+        self.info = info or require_flux(model.config.flux)
         self.token_length = text_length(self.info)
         self._clip: Any = None
         self._vae: Any = None

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..trainer.files import read_json, replace, write_json
-from ..trainer.flux.variants import require_flux
 from ..trainer.saves.saved import kept_at, weights
 from . import bridge_model, registry, words
 from .encoders import Encoders
@@ -63,7 +62,7 @@ def proxy(handle: RunHandle, run: RunDirectory, *, parks: bool = True, average: 
     """
     if handle.saved:
         return bridge_model.load_model(weights(kept_at(run, handle.step)))
-    info = require_flux(run.config.model.flux)
+    info = registry.flux_of(run)
     assert info.flux is not None
     done = functools.partial(registry.park, run) if parks else None
     return bridge_model.proxy_model(dict(info.flux), predictor(handle, average), done)
@@ -117,7 +116,7 @@ class Sampler:
     def encode_prompts(self) -> None:
         """Encode the prompts, and the empty one for CFG, before the worker takes VRAM. Raises ``ValueError``."""
         if self.settings is not None and not self._texts:
-            self._encoders = Encoders(registry.model_of(self.run))
+            self._encoders = Encoders(registry.model_of(self.run), registry.flux_of(self.run))
             self._texts = self._encoders.prompts([*self.settings.prompts, ""])
             self._encoders.drop()  # T5 must not lie in RAM while the run trains
 

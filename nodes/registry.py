@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..trainer.config import check_name
 from ..trainer.data.cache import Cache
 from ..trainer.data.manifest import cache_root, check_manifest, entries
-from ..trainer.flux.variants import require_flux
+from ..trainer.flux.variants import FileInfo
 from ..trainer.memory import machine
 from ..trainer.memory import plan as planning
 from ..trainer.run import RunDirectory
@@ -148,6 +148,14 @@ def model_of(run: RunDirectory) -> ModelHandle:
     return _models.get(run.uid) or ModelHandle(config=run.config.model)
 
 
+def flux_of(run: RunDirectory) -> FileInfo:
+    """What Flux a run trains. Its file is needed only where nothing was trained yet."""
+    try:
+        return run.flux(resumed=run.source() is not None)
+    except ValueError:
+        return run.flux(resumed=True)  # it may be in memory, unsaved
+
+
 # -- workers -------------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +206,7 @@ def _make_room(run: RunDirectory) -> None:
     if not others:
         return
     shapes = [tuple(sample["shape"]) for sample in run.dataset["samples"]]
-    needed = planning.resolve(run.config, require_flux(run.config.model.flux), shapes).ram_gb
+    needed = planning.resolve(run.config, flux_of(run), shapes).ram_gb
     for other in others:
         if machine.free_ram() / planning.GIB >= needed:
             return

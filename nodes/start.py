@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..trainer.compare import MAY_CHANGE, REFUSE, Difference, compare
+from ..trainer.compare import MAY_CHANGE, REFUSE, Difference
 from ..trainer.config import RunConfig
 from ..trainer.data import cache, scan
 from ..trainer.data.captions import OWN
@@ -85,14 +85,14 @@ def choose(config: RunConfig, if_different: str) -> tuple[RunDirectory | None, R
         if not (path / "config.json").exists():
             return None, wanted, [], False
         run = RunDirectory(path)
-        differences = compare(run.config, wanted)
+        differences = run.differences(wanted)
         serious = [d for d in differences if d.grade != MAY_CHANGE]
         if not serious:
             return run, wanted, [str(d) for d in differences], False
         if if_different in (CONTINUE, FRESH) and all(d.grade != REFUSE for d in serious):
             fresh = if_different == FRESH
             wanted = keep(run.config, wanted, serious, optimizer=not fresh)
-            return run, wanted, [str(d) for d in compare(run.config, wanted)], fresh
+            return run, wanted, [str(d) for d in run.differences(wanted)], fresh
         if if_different != NEXT_NAME:
             raise ValueError(refusal(name, serious))
     raise AssertionError("names never end")

@@ -43,19 +43,20 @@ def _shown(name: str, value: Any) -> str:
     return " + ".join(f"'{lora['path']}' at {lora['strength']:g}" for lora in value) or "none"
 
 
-def compare(old: RunConfig, new: RunConfig) -> list[Difference]:
+def compare(old: RunConfig, new: RunConfig, *, noted: str = "") -> list[Difference]:
     """The differences, in the order of the settings; ``name`` is no difference.
 
     Model files and folders that were moved or renamed are told by their content. Another Flux, or another set of LoRAs
     merged into it, asks, one of another architecture is refused; another encoder, VAE or dataset asks; another
-    optimizer asks, its hyper-parameters may change, as may memory and recipe.
+    optimizer asks, its hyper-parameters may change, as may memory and recipe. ``noted``: the fingerprint of the old
+    Flux, should its file be gone from where it was.
     """
     before, after = flat(old), flat(new)
     found = []
     for name, value in after.items():
         if name == "name" or before[name] == value:
             continue
-        if _same(name, before[name], value):
+        if _same(name, before[name], value) or (name == "model.flux" and _moved(before[name], value, noted)):
             continue
         found.append(Difference(name, before[name], value, _grade(name, before[name], value)))
     return found
@@ -87,6 +88,15 @@ def _same_place(old: str, new: str, *, content: bool = True) -> bool:
         return False
     try:
         return os.path.samefile(old, new) or (content and fingerprint(old) == fingerprint(new))
+    except (OSError, ValueError):
+        return False
+
+
+def _moved(old: str, new: str, noted: str) -> bool:
+    from .flux.variants import fingerprint
+
+    try:
+        return not os.path.exists(old) and fingerprint(new) == noted
     except (OSError, ValueError):
         return False
 

@@ -34,7 +34,7 @@ from .compare import ASK, MAY_CHANGE, REFUSE, Difference, compare, flat, relocat
 from .config import FORMAT_VERSION, RunConfig
 from .data.manifest import check_manifest
 from .events import TRANSITIONS, EventLog
-from .export.model_note import noted_flux
+from .export.model_note import noted_fingerprint, noted_flux
 from .saves import savepoints, sources, underway, weights_only
 from .saves.leftovers import prepare, sweep
 from .saves.savepoints import Source
@@ -107,6 +107,11 @@ class RunDirectory:
         ``ValueError`` in one line if it has to be looked at and cannot be trained.
         """
         return noted_flux(self.path / "model.json", self.config.model.flux, noted=resumed)
+
+    def differences(self, config: RunConfig) -> list[Difference]:
+        """What sets other settings apart from the run's own; see ``compare``."""
+        mine = self.config
+        return compare(mine, config, noted=noted_fingerprint(self.path / "model.json", mine.model.flux))
 
     @property
     def uid(self) -> str:

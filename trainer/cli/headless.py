@@ -17,7 +17,7 @@ from ..data.manifest import cache_path_for, cache_root, check_manifest
 from ..launch import LOG_FORMAT
 from ..progress import Bar, training_text
 from ..protocol import ON_THE_WAY
-from ..run import MAY_CHANGE, REFUSE, RunDirectory, RunLocked, compare
+from ..run import MAY_CHANGE, REFUSE, RunDirectory, RunLocked
 from ..settings import from_dict
 from ..worker import Worker
 
@@ -46,6 +46,7 @@ def _here(run: RunDirectory, args: argparse.Namespace, bar: Bar) -> tuple[int, d
     words = logging.FileHandler(run.log_file, encoding="utf-8", delay=True)
     words.setFormatter(logging.Formatter(LOG_FORMAT))
     root = logging.getLogger()
+    before = [(each, each.level) for each in (root, *root.handlers)]
     for terminal in root.handlers:  # the bar speaks there
         terminal.setLevel(logging.CRITICAL)
     root.addHandler(words)
@@ -61,6 +62,8 @@ def _here(run: RunDirectory, args: argparse.Namespace, bar: Bar) -> tuple[int, d
         raise
     finally:
         root.removeHandler(words)
+        for each, level in before:
+            each.setLevel(level)
         words.close()
         bar.close()
     status = run.status()
@@ -168,7 +171,7 @@ def from_config_file(path: Path, run_dir: str | None, *, fresh: bool = False) ->
     if not (root / "config.json").exists():
         return RunDirectory.create(root, config, manifest)
     run = RunDirectory(root)
-    found = compare(run.config, config)
+    found = run.differences(config)
     serious = [d for d in found if d.grade != MAY_CHANGE]
     if [d for d in serious if not fresh or d.grade == REFUSE or d.name.startswith("model.")]:
         raise ValueError(f"run {run.name!r} was begun differently ({'; '.join(map(str, serious))}): choose another"

@@ -112,7 +112,7 @@ def _question(args: argparse.Namespace) -> tuple[RunConfig, FileInfo, list[tuple
         from ..run import RunDirectory
 
         run = RunDirectory(args.run_dir)
-        config, info = run.config, require_flux(run.config.model.flux)
+        config, info = run.config, run.flux(resumed=run.source() is not None)
         shapes = [(int(h), int(w)) for h, w in (sample["shape"] for sample in run.dataset["samples"])]
     else:
         config = RunConfig(name="plan", model=ModelConfig(flux=args.model or "-"), dataset=DatasetConfig(folder="-"))

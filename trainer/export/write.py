@@ -221,6 +221,7 @@ def _parent(run: RunDirectory, weights: _Weights) -> Iterator[Parent]:
     from ..flux.variants import require_flux
 
     path = parent_of(weights.config.model)
+    require(os.path.exists(path), f"lora_rank: {path} is gone; put it back, a LoRA is the difference to it")
     info = require_flux(path)
     same = noted_fingerprint(run.path / "model.json", path) in ("unknown", fingerprint_of(path))
     require(same and info.flux == weights.info.flux,

@@ -97,6 +97,8 @@ def find(run: RunDirectory, step: int | None, *, fresh: bool = False, checkpoint
         raise ValueError(f"run {run.name!r} has only damaged save points: put their files back from a copy, or go"
                          " back to the model's weights (rollback --to 0)")
     if step == 0 or (step is None and not checkpoint and not points):
+        if not os.path.exists(run.config.model.flux):
+            raise ValueError(f"run {run.name!r} cannot go back to the model's weights: {run.config.model.flux} is gone")
         return None
     found = [s for s in (weights if checkpoint else points) if step in (None, s.step)]
     if fresh and not found:
@@ -110,11 +112,9 @@ def take_back(run: RunDirectory, source: Source | None, *, skip: int | None = No
     """Have the run go on from ``source`` (None: the model's weights), which is returned. The lock is held.
 
     Later save points are removed and ``rollbacks`` goes up, so that its noise is another. ``skip``: the number of a
-    batch to leave out from now on. ``why`` goes into the event ``rolled_back``. ``ValueError`` if the model is gone.
+    batch to leave out from now on. ``why`` goes into the event ``rolled_back``.
     """
     at, note = 0, None
-    if source is None and not os.path.exists(run.config.model.flux):
-        raise ValueError(f"run {run.name!r} cannot go back to the model's weights: {run.config.model.flux} is gone")
     if source is not None:
         at = source.step
         if source.fresh:

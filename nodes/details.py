@@ -30,7 +30,6 @@ def details(run: RunDirectory) -> dict[str, Any]:
     """``settings`` (of ``config.json``), ``save_points``, ``checkpoints``, ``exports``, ``bytes`` on the disk,
     ``pictures``, ``previews`` (inputs for a Preview Settings node), ``prompt`` (the first of its previews), ``graph``
     and ``log`` (whether there are some)."""
-    events = run.events()
     return {
         "run": run.name,
         "uid": run.uid,
@@ -41,7 +40,7 @@ def details(run: RunDirectory) -> dict[str, Any]:
         "checkpoints": [{"file": p.name, "bytes": p.stat().st_size, "time": p.stat().st_mtime}
                         for p in sorted((run.path / "checkpoints").glob("*.safetensors"), reverse=True)],
         "exports": [{k: e.get(k) for k in ("file", "folder", "dtype", "step", "t")}
-                    for e in events if e["type"] == "exported"],
+                    for e in run.events_of("exported")],
         "bytes": _bytes(run.path),
         "previews": previews(run),
         "prompt": first_prompt(run),

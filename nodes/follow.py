@@ -61,8 +61,6 @@ class Follower:
         self._lock = threading.Lock()
         self._reported = 0
         self._step = 0
-        self._counted = 0
-        self._unsaved = 0.0
         self._disk: float | None = None
         self._disk_due = 0.0
 
@@ -75,7 +73,8 @@ class Follower:
         status = self.run.status()  # first: losses that came since are no harm, missing ones are
         with self.run.log.changed:
             history = self.run.log.history()
-            losses = [(e["step"], e["loss"], e["lr"]) for e in history.steps if e["loss"] is not None]
+            columns = (history.steps.column(name) for name in ("step", "loss", "lr"))
+            losses = [point for point in zip(*columns, strict=True) if point[1] is not None]
             validation = [[e["step"], e["loss"]] for e in history.validations if e["loss"] is not None]
         return {"status": {**status, **self.next_save(status["step"])}, "n": status["last_event"],
                 "losses": bins(losses), "validation": validation[-MOST_BINS:], "samples": samples(self.run.path)}
@@ -91,19 +90,9 @@ class Follower:
 
     def next_save(self, step: int) -> dict[str, float | None]:
         """When the worker saves by itself before its target: ``save_in`` (seconds of training), ``save_at`` (step),
-        None where never by this.
-
-        It is what the worker does (``trainer/live/session.py``): it counts the time of the steps since it saved, or
-        tried to, or was opened or taken back.
-        """
-        with self._lock:
-            for event in self.run.events(self._counted):
-                self._counted = event["n"]
-                if event["type"] == "step":
-                    self._unsaved += event["seconds"] or 0.0
-                elif event["type"] in ("saved", "save_failed", *BACK) or event.get("state") == "preparing":
-                    self._unsaved = 0.0
-            unsaved = self._unsaved
+        None where never by this: what the worker does (``trainer/live/session.py``)."""
+        with self.run.log.changed:
+            unsaved = self.run.log.history().save_clock
         recipe = self.run.config.recipe
         minutes, every = recipe.save_every_minutes, recipe.save_every_steps
         return {"save_in": max(0.0, 60 * minutes - unsaved) if minutes > 0 else None,
@@ -208,6 +197,7 @@ class Library:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._followers: OrderedDict[Path, Follower] = OrderedDict()
+        self._runs: OrderedDict[Path, tuple[str, RunDirectory]] = OrderedDict()
         self._statuses: OrderedDict[tuple[Path, int, int], dict[str, Any]] = OrderedDict()
 
     def follower(self, path: Path) -> Follower:
@@ -237,11 +227,23 @@ class Library:
                 logging.warning("flux_fft: %s is left out of the list of runs: %s", path.name, error)
         return [status for _, status in sorted(found, key=lambda one: one[0], reverse=True)]
 
+    def _open(self, path: Path) -> RunDirectory:
+        """The run there, of which only what is new is read again."""
+        with self._lock:
+            uid, run = self._runs.pop(path, ("", None))
+            if run is None or not run.is_still(uid):
+                run = RunDirectory(path)
+                uid = run.uid
+            self._runs[path] = uid, run
+            while len(self._runs) > _KEPT_STATUSES:
+                self._runs.popitem(last=False)
+            return run
+
     def _status(self, path: Path, key: tuple[Path, int, int]) -> dict[str, Any]:
         with self._lock:
             if key in self._statuses:
                 return self._statuses[key]
-        status = {**RunDirectory(path).status(), "thumbnail": newest_sample(path)}
+        status = {**self._open(path).status(), "thumbnail": newest_sample(path)}
         if status["worker"] is None:  # else it changes without a word in the event file, when the worker goes
             with self._lock:
                 self._statuses[key] = status

@@ -3,12 +3,89 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
 
 RESTING = ("paused", "finished", "failed")
 """States in which a worker that lives does nothing, and holds its memory."""
 WINDOW = 20
 """Steps over which the seconds per step are taken (their median: a save or a pause does not tilt it)."""
+
+
+class Steps(Sequence[dict[str, Any]]):
+    """``step`` events in order, as a list of them would have them; the usual ones take 64 bytes each."""
+
+    FIELDS = ("n", "t", "type", "step", "loss", "lr", "seconds", "images", "epoch")
+    """Of a usual one, and their types:"""
+    TYPES = (int, float, str, int, float, float, float, int, float)
+    NUMBERS = ("n", "t", "step", "loss", "lr", "seconds", "images", "epoch")
+    _EXACT = 1 << 53
+
+    def __init__(self) -> None:
+        self._rows = array("d")
+        self._others: dict[int, dict[str, Any]] = {}
+        """Those that are not usual (a loss that is none, a step that was cut short, an older version's), by place;
+        of each the row holds the step."""
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Add one that is not changed any more, unless it has no number yet."""
+        if tuple(event) == self.FIELDS and tuple(map(type, event.values())) == self.TYPES:
+            n, t, _, step, loss, lr, seconds, images, epoch = event.values()
+            if 0 < n < self._EXACT and 0 <= step < self._EXACT and 0 <= images < self._EXACT:
+                self._rows.extend((n, t, step, loss, lr, seconds, images, epoch))
+                return
+        row = [0.0] * len(self.NUMBERS)
+        row[self.NUMBERS.index("step")] = event["step"]
+        self._others[len(self)] = event
+        self._rows.extend(row)
+
+    def __len__(self) -> int:
+        return len(self._rows) // len(self.NUMBERS)
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(place, slice):
+            return [self._at(i) for i in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        return self._at(place % len(self))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self._at, range(len(self)))
+
+    def _at(self, place: int) -> dict[str, Any]:
+        if (other := self._others.get(place)) is not None:
+            return other
+        wide = len(self.NUMBERS)
+        n, t, step, loss, lr, seconds, images, epoch = self._rows[place * wide : place * wide + wide]
+        return {"n": int(n), "t": t, "type": "step", "step": int(step), "loss": loss, "lr": lr, "seconds": seconds,
+                "images": int(images), "epoch": epoch}  # fmt: skip
+
+    def column(self, name: str) -> list[Any]:
+        """One field of all of them, as ``[e.get(name) for e in steps]``, only faster."""
+        values: list[Any] = self._rows[self.NUMBERS.index(name) :: len(self.NUMBERS)].tolist()
+        if self.TYPES[self.FIELDS.index(name)] is int:
+            values = list(map(int, values))
+        for place, event in self._others.items():
+            values[place] = event.get(name)
+        return values
+
+    def until(self, step: int) -> Steps:
+        """Those up to a step; what was before is no more of use."""
+        wide = len(self.NUMBERS)
+        places = [i for i, at in enumerate(self._rows[self.NUMBERS.index("step") :: wide]) if at <= step]
+        if not places or places[-1] == len(places) - 1:  # the first ones: so it is unless a line was lost
+            del self._rows[wide * len(places) :]
+            self._others = {i: event for i, event in self._others.items() if i < len(places)}
+            return self
+        kept = Steps()
+        for place in places:
+            kept.append(self._at(place))
+        return kept
 
 
 class History:
@@ -22,13 +99,16 @@ class History:
         self.error: str | None = None
         self.on_the_way: int | None = None
         """The step at which it is paused because a client asked for that, to sample; it goes on by itself."""
-        self.steps: list[dict[str, Any]] = []
+        self.steps = Steps()
         self.evals: list[dict[str, Any]] = []
         self.validations: list[dict[str, Any]] = []
         self.lr_set: float | None = None
         """The learning rate that was set while the run trained; None: that of the settings."""
         self.unsaved_seconds = 0.0
         """Seconds of training since the newest save point: what a power cut would cost now."""
+        self.save_clock = 0.0
+        """Seconds of training since a save point was made or tried, or the run opened or taken back: what the worker
+        goes by that saves every so many minutes."""
         self.spiked: int | None = None
         """The step of the newest spike that was told."""
         self.save_failed: str | None = None
@@ -49,6 +129,8 @@ class History:
         self.target = event.get("target", self.target)
         if self.state not in RESTING:
             self.memory = {}  # until the next measurement
+        if self.state == "preparing":
+            self.save_clock = 0.0
 
     def _on_target(self, event: dict[str, Any]) -> None:
         self.target = event["target"]
@@ -56,7 +138,9 @@ class History:
     def _on_step(self, event: dict[str, Any]) -> None:
         self.step = event["step"]
         self.steps.append(event)
-        self.unsaved_seconds += event.get("seconds") or 0.0
+        seconds = event.get("seconds") or 0.0
+        self.unsaved_seconds += seconds
+        self.save_clock += seconds
 
     def _on_eval(self, event: dict[str, Any]) -> None:
         self.evals.append(event)
@@ -68,10 +152,10 @@ class History:
         self.spiked = event["step"]
 
     def _on_saved(self, event: dict[str, Any]) -> None:
-        self.unsaved_seconds, self.save_failed = 0.0, None
+        self.unsaved_seconds, self.save_clock, self.save_failed = 0.0, 0.0, None
 
     def _on_save_failed(self, event: dict[str, Any]) -> None:
-        self.save_failed = event["error"]
+        self.save_failed, self.save_clock = event["error"], 0.0
 
     def _on_lr(self, event: dict[str, Any]) -> None:
         self.lr_set = event["lr"]
@@ -84,9 +168,10 @@ class History:
         self.memory = event
 
     def _on_resumed(self, event: dict[str, Any]) -> None:
-        self.step, self.unsaved_seconds, self.spiked = event["step"], 0.0, None
-        self.steps, self.evals, self.validations = (
-            [e for e in told if e["step"] <= self.step] for told in (self.steps, self.evals, self.validations))
+        self.step, self.unsaved_seconds, self.save_clock, self.spiked = event["step"], 0.0, 0.0, None
+        self.steps = self.steps.until(self.step)
+        self.evals, self.validations = (
+            [e for e in told if e["step"] <= self.step] for told in (self.evals, self.validations))
         if self.state == "finished" and self.step < (self.target or 0):
             self.state = "paused"
 

@@ -76,7 +76,7 @@ class Worker(Asked):
         return self._exit_code
 
     def _begin(self) -> None:
-        states = [e["state"] for e in self.run.events() if e["type"] == "state" and e["state"] != "preparing"]
+        states = [e["state"] for e in self.run.events_of("state") if e["state"] != "preparing"]
         self._was_finished = states[-1:] == ["finished"]
         self._session.begin()
 

@@ -25,11 +25,11 @@ def plan_key(run: RunDirectory) -> str:
 
 def recorded_plan(run: RunDirectory) -> planning.Plan | None:
     """The plan that this run was given before, if it is still for these settings and this machine."""
-    last = next((e for e in reversed(run.events()) if e["type"] in ("planned", "out_of_memory")), None)
-    if last is None or last["key"] != plan_key(run):
+    told = run.events_of("planned", "out_of_memory")
+    if not told or told[-1]["key"] != plan_key(run):
         return None
     try:
-        return planning.from_dict(last["plan"])
+        return planning.from_dict(told[-1]["plan"])
     except TypeError:  # an older version's
         return None
 

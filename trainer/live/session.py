@@ -118,7 +118,7 @@ class Session(OpenedRun):
     def _tries(self) -> int:
         """How often the run has gone back by itself since it got further (a save point) or was told to go on."""
         count = 0
-        for event in reversed(self.run.events()):
+        for event in reversed(self.run.events_of("rolled_back", "saved", "state")):
             if event["type"] == "rolled_back" and event.get("why"):
                 count += 1
             elif event["type"] in ("saved", "rolled_back") or event.get("state") == "failed":
@@ -143,7 +143,7 @@ class Session(OpenedRun):
             raise
         finally:
             self.activity = "idle"
-        self._tell(self.run.events()[-1])
+        self._tell(self.run.events_of("rolled_back")[-1])
         trainer.rollbacks, trainer.skipped = self.run.rollbacks, self.run.skipped
         self.use(trainer)
         return trainer.step

@@ -29,6 +29,10 @@ except ImportError:  # Windows
 
 PART = ".part-"
 """Prefix of what is being written, or being removed: never read, deleted at the next start."""
+OLD = f"{PART}old-"
+"""Prefix of a folder that is being removed."""
+PATIENCE = 10.0
+"""Seconds for which a file that is held elsewhere is waited for, on Windows."""
 CHUNK_BYTES = 32 * 2**20
 """The most that is read, converted or written at once."""
 WINDOWS = os.name == "nt"
@@ -102,11 +106,12 @@ def _free(path: str | os.PathLike[str]) -> int:
     return shutil.disk_usage(whole if whole.is_dir() else whole.parent).free
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal. ``Damaged`` where the disk cannot read it."""
+def sha256(path: Path, start: int = 0) -> str:
+    """The SHA-256 of a file from byte ``start`` on, in hexadecimal. ``Damaged`` where the disk cannot read it."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(min(CHUNK_BYTES, 1 + path.stat().st_size)))
     try:
         with open(path, "rb", buffering=0) as file:
+            file.seek(start)
             while count := file.readinto(buffer):
                 digest.update(buffer[:count])
     except OSError as error:
@@ -146,29 +151,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def replace(source: Path, target: Path) -> None:
+def replace(source: Path, target: Path, seconds: float = PATIENCE) -> None:
     """``os.replace``, tried for a while: a virus scanner or a reader may hold either on Windows."""
     _about_to("rename", target)
-    _persist(lambda: os.replace(source, target))
+    _persist(lambda: os.replace(source, target), seconds)
 
 
-def unlink(path: Path) -> None:
+def unlink(path: Path, seconds: float = PATIENCE) -> None:
     """Remove a file, if it is there."""
     _about_to("remove", path)
-    _persist(lambda: path.unlink(missing_ok=True))
+    _persist(lambda: path.unlink(missing_ok=True), seconds)
 
 
-def remove_tree(path: Path) -> None:
+def remove_tree(path: Path, seconds: float = PATIENCE) -> None:
     """Remove a directory so that no instant shows half of it under its own name."""
     doomed = path
     if not path.name.startswith(PART):
-        doomed = path.with_name(f"{PART}old-{path.name}-{secrets.token_hex(4)}")
-        replace(path, doomed)
+        doomed = path.with_name(f"{OLD}{path.name}-{secrets.token_hex(4)}")
+        replace(path, doomed, seconds)
     _about_to("remove", doomed)
-    _persist(lambda: shutil.rmtree(doomed))
+    _persist(lambda: shutil.rmtree(doomed), seconds)
 
 
-def _persist(action: Callable[[], None], seconds: float = 10.0) -> None:
+def _persist(action: Callable[[], None], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -296,8 +296,10 @@ class RunDirectory:
         """
         with self.lock():
             source = self.find_source(step, fresh=fresh)
-            if source is not None and source.path.is_dir() and (wrong := savepoints.verify(source.path)):
-                raise files.Damaged(wrong[0])
+            if source is not None:
+                verify = savepoints.verify if source.path.is_dir() else weights_only.verify
+                if wrong := verify(source.path):
+                    raise files.Damaged(wrong[0])
             self.take_back(source)
             if "stopped" in TRANSITIONS.get(self.log.history().state, ()):
                 self.transition("stopped")

@@ -13,6 +13,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -201,12 +202,14 @@ def write_safetensors(
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int, int], None] | None = None,
     inspect: Callable[[Path], None] | None = None,
+    digest: hashlib._Hash | None = None,
 ) -> None:
     """Write a safetensors file: streamed to ``path + ".part"``, flushed to the disk, then renamed over ``path``.
 
     At most ``chunk_bytes`` are converted at a time. Tensors of wider dtypes come first, so that each is aligned;
     otherwise the order is that of ``entries``. ``progress(done, total)`` counts bytes. ``inspect`` is given the
-    whole file before it is renamed, and may change or refuse it by raising. Raises ``DiskFull`` or
+    whole file before it is renamed, and may change or refuse it by raising. ``digest`` takes the bytes of the data, in
+    a thread beside the writing. Raises ``DiskFull`` or
     ``WriteFailed`` (one line; both ``ValueError``), and ``ValueError`` if a finite number does not fit into the dtype
     (float16 ends at 65504). Whatever is raised, no ``.part`` stays and an older ``path`` stays whole.
     """
@@ -219,8 +222,13 @@ def write_safetensors(
         raise WriteFailed(f"cannot write {path}: a folder has that name; choose another name")
     check_space(path, needed)
     try:
-        with open(part, "wb", buffering=0) as file:
+        with open(part, "wb", buffering=0) as file, ThreadPoolExecutor(1, "hash") as beside:
+            hashing = None
             for i, piece in enumerate(file_bytes(entries, metadata, chunk_bytes)):
+                if hashing is not None:
+                    hashing.result()  # one at a time
+                if i and digest is not None:
+                    hashing = beside.submit(digest.update, piece)
                 files.write(file, piece)
                 done += len(piece) if i else 0  # the first is the header
                 if i and progress is not None:

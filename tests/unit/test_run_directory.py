@@ -175,7 +175,7 @@ def test_a_run_that_something_holds_open_is_whole_until_it_can_be_deleted(run, m
         raise PermissionError(13, "The process cannot access the file")
 
     with monkeypatch.context() as patched:
-        patched.setattr("trainer.files.replace", lambda source, target: held(source, target)
+        patched.setattr("trainer.files.replace", lambda source, target, *_: held(source, target)
                         if source == run.path else os.replace(source, target))
         with pytest.raises(ValueError, match="run 'run' could not be deleted .The process cannot access") as caught:
             run.delete()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from ..header import read_header
 from ..run import RunDirectory
-from ..saves import savepoints
+from ..saves import savepoints, weights_only
 from .control import write_line
 
 
@@ -27,31 +25,26 @@ def main(args: argparse.Namespace) -> int:
         write_line(json.dumps({"run": run.name, "saved": found}))
     else:
         for one in found:
-            write_line(f"{one['file']}: {'whole' if not one['problems'] else '; '.join(one['problems'])}")
+            whole = "whole" if one["hashed"] else "whole by its sizes (an older version wrote it, without a hash)"
+            write_line(f"{one['file']}: {'; '.join(one['problems']) or whole}")
         if not found:
             write_line(f"run {run.name!r} has saved nothing")
     return 1 if any(one["problems"] for one in found) else 0
 
 
 def verify(run: RunDirectory) -> list[dict[str, Any]]:
-    """``file``, ``step`` and ``problems`` of each save point and checkpoint: sizes and hashes, or sizes and headers.
+    """``file``, ``step`` and ``problems`` of each save point and checkpoint: by their sizes, and by their hashes where
+    they are ``hashed``, which older versions did not.
 
     What a worker removes meanwhile, since a newer one is whole, is left out.
     """
     _ = run.config, run.dataset  # in one line if they cannot be read
     points = {p.path: p.step for p in run.save_points()} | {p: s for s, p in savepoints.damaged(*run.saved_in)}
-    found = [(path, step, savepoints.verify(path)) for path, step in points.items()]
-    found += [(c.path, c.step, _header(c.path)) for c in run.checkpoints(damaged=True)]
+    found = [(p, step, savepoints.verify(p), savepoints.hashed(p)) for p, step in points.items()]
+    found += [(c.path, c.step, weights_only.verify(c.path), weights_only.hashed(c.path))
+              for c in run.checkpoints(damaged=True)]
     return [
-        {"file": path.relative_to(run.path).as_posix(), "step": step, "problems": problems}
-        for path, step, problems in sorted(found, key=lambda one: one[:2])
+        {"file": path.relative_to(run.path).as_posix(), "step": step, "problems": problems, "hashed": hashed}
+        for path, step, problems, hashed in sorted(found, key=lambda one: one[:2])
         if path.exists()
     ]
-
-
-def _header(path: Path) -> list[str]:
-    try:
-        read_header(path)
-        return []
-    except (ValueError, OSError) as error:
-        return [" ".join(str(error).split())]

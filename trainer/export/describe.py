@@ -28,11 +28,10 @@ NO_HASH = "0x" + "0" * 64
 
 
 def describe(run: RunDirectory, config: RunConfig, *, step: int, variant: str, dtype: str,
-             lora_rank: int = 0, ema: bool = False, include: tuple[str, ...] = (),
-             hashed: bool = True) -> dict[str, str]:
+             lora_rank: int = 0, ema: bool = False, include: tuple[str, ...] = ()) -> dict[str, str]:
     """The metadata of a file of ``run`` after ``step`` updates, under the settings ``config``.
 
-    ``include``: of ``TEXTS``. ``ValueError`` for another. ``hashed``: with a place for the hash of the data.
+    ``include``: of ``TEXTS``. ``ValueError`` for another. It has a place for the hash of the data.
     """
     for what in include:
         one_of("include", what, TEXTS)
@@ -55,9 +54,8 @@ def describe(run: RunDirectory, config: RunConfig, *, step: int, variant: str, d
         "flux_fft.dataset": _json({"pictures": len({s.get("image") for s in manifest["samples"]}),
                                    "sha256": manifest["fingerprint"]}),
         "flux_fft.parent": _json({"sha256": origin} | ({"loras": loras} if loras else {})),
+        HASH: NO_HASH,
     }  # fmt: skip
-    if hashed:
-        about[HASH] = NO_HASH
     if lora_rank:
         about |= {"flux_fft.lora_rank": str(lora_rank), "ss_network_dim": str(lora_rank),
                   "ss_network_alpha": str(float(lora_rank)), "ss_base_model_version": "flux1"}

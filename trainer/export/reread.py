@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from .. import files
 from ..weights import Entry, TensorFile, WriteFailed, dtype_name, file_bytes
 from .describe import HASH, NO_HASH
 
@@ -51,15 +52,14 @@ def copies(path: Path, names: dict[str, str] | None = None, chunk: int = 1 << 22
 
 def put_hash(path: Path, digest: str) -> None:
     """Put the hash of the data in the place that ``NO_HASH`` keeps for it in the header, on the disk."""
-    with open(path, "r+b") as file:
+    with open(path, "r+b", buffering=0) as file:
         head = file.read(int.from_bytes(file.read(8), "little"))
         place = f'"{HASH}":"'.encode()
         at = head.find(place + NO_HASH.encode())
         assert at >= 0, "the header has no place for the hash"
         file.seek(8 + at + len(place))
-        file.write(f"0x{digest}".encode())
-        file.flush()
-        os.fsync(file.fileno())
+        files.write(file, f"0x{digest}".encode())
+        files.sync(file)
 
 
 def _forget_cached(path: Path) -> None:

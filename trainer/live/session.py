@@ -181,8 +181,7 @@ class Session(OpenedRun):
         """A weights-only checkpoint of this step. One that cannot be written costs nothing else."""
         trainer = self._engine("saving")
         try:
-            about = describe(self.run, trainer.config, step=trainer.step, variant=trainer.info.variant,
-                             dtype="bf16", hashed=False)
+            about = describe(self.run, trainer.config, step=trainer.step, variant=trainer.info.variant, dtype="bf16")
             entries, keep = trainer.entries("bf16"), trainer.config.recipe.keep_checkpoints
             with underway.noted(self.run.path, underway.CHECKPOINT, trainer.step, sum(e.nbytes for e in entries)):
                 path = self.run.write_checkpoint(trainer.step, entries, about, keep)

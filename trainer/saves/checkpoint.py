@@ -39,6 +39,7 @@ from ..weights import (
     read_header,
     size_of,
 )
+from . import weights_only
 from .savepoints import Source, verify
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -203,6 +204,8 @@ def load(stages: Sequence[Stage], source: Path | Source) -> tuple[int, int]:
             saved = Saved(source.path)
             _begin_anew(stages, saved.read, saved.shapes)
         else:
+            if wrong := weights_only.verify(source.path):
+                raise Damaged(wrong[0])
             with TensorFile(source.path) as file:
                 _begin_anew(stages, file.read, {name: t.shape for name, t in file.tensors.items()})
     except (NotSafetensors, Truncated, OSError) as error:

@@ -39,7 +39,7 @@ def prepare(root: Path) -> None:
 
 def _sweep_deleted(home: Path) -> None:
     """Runs beside a new one whose removal was cut short, an hour ago or more: they hold as much disk as runs do."""
-    for path in home.glob(f"{files.PART}old-*"):
+    for path in home.glob(f"{files.OLD}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > 60 * YOUNG:
                 files.remove_tree(path)

@@ -27,10 +27,15 @@ def weights(source: Source) -> dict[str, Tensor]:
     import torch
     from safetensors.torch import load_file
 
+    from .. import files
+    from ..weights import TensorFile
     from .checkpoint import saved_entries
 
-    if source.path.is_file():
+    if source.path.is_file() and not files.WINDOWS:
         return load_file(source.path)
+    if source.path.is_file():  # mapped, it could not be removed as long as the weights are in use
+        with TensorFile(source.path) as file:
+            return {name: file.load(name) for name in file.tensors}
 
     def whole(entry: Entry) -> Tensor:
         return torch.cat([part.flatten().to(torch.bfloat16) for part in entry.chunks()]).view(entry.shape)

@@ -75,7 +75,7 @@ def write_save_point(
     _prune(state, uid, keep)
     for _, path in damaged(state, uid):
         _remove(path)
-    for path in state.glob(f"step-*{_DAMAGED}"):
+    for path in (*state.glob(f"step-*{_DAMAGED}"), *state.glob(f"{files.OLD}*")):
         _remove(path)
     return Source(step, final, sha256=hashes)
 
@@ -129,8 +129,9 @@ def _prune(state: Path, uid: str, keep: int) -> int:
 
 
 def _remove(path: Path) -> bool:
+    """What is held open elsewhere, as Windows does not let be removed, is not waited for: the next save tries again."""
     try:
-        files.remove_tree(path)
+        files.remove_tree(path, seconds=0.0)
     except OSError as error:
         log.warning("the old save point %s could not be removed: %s", path.name, error)
         return False
@@ -162,6 +163,14 @@ def verify(point: Path) -> list[str]:
         return wrong
     hashes = files.read_json(point / _LIST).get("sha256", {})
     return [problem for name in sorted(hashes) if (problem := _differs(point / name, hashes[name]))]
+
+
+def hashed(point: Path) -> bool:
+    """Whether the save point in the folder ``point`` has its files' hashes; those of older versions have none."""
+    try:
+        return bool(files.read_json(point / _LIST).get("sha256"))
+    except ValueError:
+        return False
 
 
 def _differs(path: Path, wanted: str) -> str:

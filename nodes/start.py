@@ -13,6 +13,7 @@ from ..trainer.config import RunConfig
 from ..trainer.data import cache, scan
 from ..trainer.data.captions import OWN
 from ..trainer.data.encode import fill
+from ..trainer.data.grouped import grouped
 from ..trainer.data.manifest import changes
 from ..trainer.data.pace import Pace
 from ..trainer.data.report import SOURCES, ScanReport, rows
@@ -31,6 +32,7 @@ KEPT = ("model.flux", "model.loras", "optimizer.kind", "optimizer.state_format",
 """What the weights and states of a run depend on: CONTINUE keeps these as they are in the run. FRESH keeps the weights
 and takes the optimizer, whose moments begin at zero."""
 MOST_WARNINGS = 5
+"""Of what is not usable and of warnings, so many things each are told, each with the number of files."""
 TELL_SECONDS = 2.0
 """Between two lines about how fast the encoding goes."""
 
@@ -161,13 +163,11 @@ def about(report: ScanReport, batch_size: int, cut: list[tuple[str, str]]) -> li
     if report.uncaptioned:
         means = ", ".join(SOURCES[s] for s in report.sources() if s not in OWN)
         lines.append(f"Without a caption: {words.count(report.uncaptioned, 'picture')}, trained with {means}")
-    if report.skipped:
-        path, reason = report.skipped[0]
-        lines.append(f"Not usable: {words.count(len(report.skipped), 'picture')}, such as {path}: {reason}")
-    warnings = [*cut, *report.warnings]
-    lines += [f"{path} {what}" for path, what in warnings[:MOST_WARNINGS]]
-    if len(warnings) > MOST_WARNINGS:
-        lines.append(f"{words.count(len(warnings) - MOST_WARNINGS, 'more warning')}: python -m trainer scan lists them")
+    skipped, warnings = grouped(report.skipped), grouped([*cut, *report.warnings])
+    lines += [f"Not usable: {line}" for line in skipped[:MOST_WARNINGS]] + warnings[:MOST_WARNINGS]
+    more = len(skipped[MOST_WARNINGS:]) + len(warnings[MOST_WARNINGS:])
+    if more:
+        lines.append(f"{words.count(more, 'more warning')}: python -m trainer scan lists them")
     return lines
 
 

@@ -35,7 +35,8 @@ def test_a_text_that_is_not_what_its_first_bytes_say_is_told(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe" + "a cat".encode("utf-16-le") + b"!")
     caption = caption_for(tmp_path / "a.png")
     assert caption.text.startswith("a cat")
-    assert "a.txt begins as UTF-16-LE and does not go on so: save it as UTF-8" in caption.warning
+    told = "has a caption file that begins as UTF-16-LE and does not go on so: save it as UTF-8 (a.txt)"
+    assert caption.warning == told
 
 
 def test_what_is_no_text_is_no_caption(tmp_path):

@@ -100,16 +100,17 @@ def test_the_table_says_what_is_trained(folder, capsys):
     assert scan_cli.main(parsed(folder, "--resolution", "64,32", "--repeats", 3, "--validation-folder", held)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{folder}, {held}: 7 usable pictures, 1 skipped, 9 other files (2 masks among them)"
-    assert "  64 x 64 px: 7 (each 3 times an epoch)" in lines and "  32 x 32 px: 7 (each 3 times an epoch)" in lines
+    assert all(f"  {n} x {n} px: 7 pictures (each 3 times an epoch)" in lines for n in (64, 32))
     assert "  measured, never trained: 1 picture" in lines
-    assert "  captions: 5 from files, 2 words of the file's name, 1 from tables" in lines
-    assert "  there more than once: 1 picture" in lines
+    assert "  captions: from files (5), words of the file's name (2), from tables (1)" in lines
+    copy = "pictures/trained.png is the same file as pictures/same.png: it is trained twice as often"
+    assert f"  warning: {copy}" in lines
     assert "  an epoch: 10 steps of up to 5 pictures, 42 in all" in lines
     assert any(line.startswith("  skipped: pictures/broken.png") for line in lines)
 
 
 def test_stop_is_told_after_the_account(folder, capsys):
-    with pytest.raises(ValueError, match=r"1 pictures in .* have no caption \(the first, none.png\)"):
+    with pytest.raises(ValueError, match=r"^1 picture in .* has no caption \(none.png\): write"):
         scan_cli.main(parsed(folder, "--missing-captions", "stop", "--json"))
     data = json.loads(capsys.readouterr().out)
     assert data["usable"] == 6 and {"broken.png", "none.png"} == {s["path"] for s in data["skipped"]}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from trainer.config import DatasetConfig
-from trainer.data.report import Sample, ScanReport
+from trainer.data.report import Sample, ScanReport, table
 from trainer.data.scan import scan_folder, survey
 from trainer.data.sets import combine, parts_of, tell_apart
 
@@ -63,11 +63,13 @@ def test_duplicates_by_bytes_and_by_pixels(tmp_path):
     draw(tmp_path / "f.png", 1, size=(80, 80))
     report = scan_folder(config(tmp_path))
     assert report.duplicates == 3
-    said = {path: what for path, what in report.warnings if "twice as often" in what}
+    said = {path: what for path, what in report.warnings if "4 times as often" in what}
     assert said["c.png"].startswith("is the same file as a.png")
     assert said["d.bmp"].startswith("has the same pixels as a.png")
     assert said["e.webp"].startswith("has the same pixels as a.png")
     assert sorted(said) == ["c.png", "d.bmp", "e.webp"]
+    told = "3 pictures (c.png, d.bmp, e.webp) are copies of others: those are trained more often"
+    assert f"  warning: {told}" in table(report)
 
 
 def test_pictures_that_only_look_alike_when_small_are_no_duplicates(tmp_path):
@@ -164,7 +166,7 @@ def test_pictures_without_a_caption_stop_the_training_by_choice(tmp_path):
     for i in range(3):
         draw(tmp_path / f"{i}.png", i)
     (tmp_path / "0.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"2 pictures in .* have no caption \(the first, 1.png\)"):
+    with pytest.raises(ValueError, match=r"2 pictures in .* have no caption \(1.png and others\)"):
         scan_folder(config(tmp_path, missing_captions="stop"))
     report = scan_folder(config(tmp_path, missing_captions="skip"))
     assert names(report.samples) == ["0.png"] and [p for p, _ in report.skipped] == ["1.png", "2.png"]

@@ -81,7 +81,7 @@ def test_several_rows_are_several_captions(folder):
     [
         ("metadata.csv", "name,words\na.png,one\n", "no table of captions"),
         ("metadata.jsonl", '{"file_name": "a.png", "text": "one"}\n{oops\n5\n{"text": "x"}\n', "3 rows without"),
-        ("metadata.csv", "file_name,text\na.png,one\ngone.png,x\ngone2.png,y\n", "names 2 pictures that are not there"),
+        ("metadata.csv", "file_name,text\na.png,one\ngone.png,x\ngone2.png,y\n", "names 2 pictures not there"),
         ("metadata.csv", b"file_name,text\na.png,caf\xe9\n", "Windows-1252"),
         ("metadata.csv", 'file_name,text\na.png,"' + "x" * 200_000 + '"\n', "no table of captions"),
         ("captions.json", "[" * 50_000, "no table of captions"),

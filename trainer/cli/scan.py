@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batch_size = RecipeConfig().batch_size
     parser.add_argument("--batch-size", type=int, default=batch_size, metavar="N",
                         help=f"pictures per step, to count the steps of an epoch ({batch_size})")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with every file by name")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -76,7 +76,9 @@ def main(args: argparse.Namespace) -> int:
         told = report.as_dict() | {"steps_per_epoch": report.steps_per_epoch(args.batch_size)}
         sys.stdout.write(json.dumps(told, ensure_ascii=True) + "\n")
     else:
-        lines = table(report, args.batch_size)
+        lines = table(report, args.batch_size, named=10)
+        if sum(line.startswith(("  skipped:", "  warning:")) for line in lines) < len(report.skipped + report.warnings):
+            lines.append("  (--json lists each file with what is said of it)")
         if report.usable:
             rate = report.usable / max(report.seconds, 1e-9)
             lines.append(f"  scanned in {report.seconds:.1f} s, {rate:.0f} pictures a second")

@@ -128,7 +128,7 @@ def _beside(path: Path, config: DatasetConfig, files: Sequence[str] | None) -> t
                 continue
         texts = tuple(line for each in found for line in _lines(each, config))
         if texts:
-            return texts, f"{name} {doubt}" if doubt else "", ""
+            return texts, f"has a caption file that {doubt} ({name})" if doubt else "", ""
         why = f"has an empty caption file ({name})" if not doubt else f"has a caption file that {doubt} ({name})"
         if is_json:
             why = f"has a JSON file without a caption ({name}; looked for {', '.join(TEXT_KEYS[:5])} ...)"

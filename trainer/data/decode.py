@@ -108,7 +108,7 @@ def opened(path: str | Path, *, hashed: bool, glance: bool = False) -> Iterator[
         if isinstance(error, OSError) and error.strerror:
             raise ImageProblem(path, f"cannot be read ({error.strerror})") from error
         what = " ".join(str(error).split()) or type(error).__name__
-        raise ImageProblem(path, f"cannot be decoded ({what[:200]})") from error
+        raise ImageProblem(path, f"cannot be decoded ({what[:200]}): it is damaged, or cut short") from error
 
 
 def file_hash(path: str | Path) -> str:

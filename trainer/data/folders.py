@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ _OF_THE_SYSTEM = frozenset((
     "#recycle",
 ))  # fmt: skip
 """Names of files and folders that systems and network drives put among a user's own; some hold small pictures."""
+LONE = "is a caption file, but no picture is called so"
 
 
 @dataclass(kw_only=True)
@@ -36,6 +39,43 @@ class Listing:
     """Files that are no pictures to train, masks among them."""
     unlisted: list[tuple[str, str]] = field(default_factory=list)
     """Folders that cannot be looked into, and why."""
+
+    def lone_captions(self) -> list[tuple[str, str]]:
+        """Caption files that are called like no picture beside them, each with what is to be said of it.
+
+        It is told where a picture there is called so but for capitals, spaces, how its accents are written, or one
+        extension too many (``a.txt.txt``, ``a.png.txt`` of an ``a.jpg``).
+        """
+        beside: dict[str, list[str]] = {}
+        for picture in self.pictures:
+            head, name = os.path.split(picture)
+            beside.setdefault(head, []).append(name)
+        found = []
+        for head, files in self.captions.items():
+            names = beside.get(head, [])
+            known = {key for name in names for key in (_stem(name), name)}
+            lone = [(stem, file) for stem, all_of in files.items() if stem not in known for file in all_of]
+            alike = {_alike(_stem(name)): name for name in names} if lone else {}
+            for stem, file in lone:
+                if not is_table(file):
+                    almost = alike.get(_alike(stem)) or alike.get(_alike(_without_extension(stem)))
+                    hint = f" ({shown(almost)} almost is)" if almost else ""
+                    found.append((shown(os.path.join(head, file)), f"{LONE}{hint}"))
+        return found
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0] or name
+
+
+def _without_extension(name: str) -> str:
+    stem, extension = os.path.splitext(name)
+    known = extension.lower() in CAPTION_EXTENSIONS or extension.lower() in _picture_extensions()
+    return stem if known else name
+
+
+def _alike(name: str) -> str:
+    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", name).casefold())
 
 
 def list_folder(text: str) -> Listing:

@@ -10,6 +10,7 @@ from typing import Any
 from ..config import DatasetConfig
 from .buckets import Bucket
 from .captions import OWN
+from .grouped import NAMED, grouped
 from .order import batches_per_epoch
 
 
@@ -128,30 +129,31 @@ SOURCES = {
 """Where captions are from, in words."""
 
 
-def table(report: ScanReport, batch_size: int | None = None, most: int = 10**9) -> list[str]:
-    """Lines that say what a scan found. ``most``: of what is skipped and of warnings, so many of each."""
+def table(report: ScanReport, batch_size: int | None = None, most: int = 10**9, named: int = NAMED) -> list[str]:
+    """Lines that say what a scan found. ``most``: of what is skipped and of warnings, so many things each, with so many
+    files of each ``named``.
+    """
     trained = len({s.relative for s in report.samples})
     masks = f" ({_count(report.masks, 'mask')} among them)" if report.masks else ""
     lines = [f"{report.folder}: {_count(trained, 'usable picture')}, {len(report.skipped)} skipped,"
              f" {_count(report.ignored, 'other file')}{masks}"]  # fmt: skip
     lines += [f"  {row}" for row in rows(report, batch_size)]
     for word, found in (("skipped", report.skipped), ("warning", report.warnings)):
-        lines += [f"  {word}: {path} {what}" for path, what in found[:most]]
-        if len(found) > most:
-            lines.append(f"  {word}: {len(found) - most} more")
+        told = grouped(found, named)
+        lines += [f"  {word}: {line}" for line in told[:most]]
+        if len(told) > most:
+            lines.append(f"  {word}: {_count(len(told) - most, 'thing')} more")
     return lines
 
 
 def rows(report: ScanReport, batch_size: int | None = None) -> list[str]:
     """What will be trained: by size, by where captions are from, and how many steps an epoch has."""
-    lines = [f"{b[0]} x {b[1]} px: {number}{_repeats(report.samples, b)}" for b, number in report.buckets()]
+    lines = [f"{b[0]} x {b[1]} px: {_count(n, 'picture')}{_repeats(report.samples, b)}" for b, n in report.buckets()]
     if report.validation:
         lines.append(f"measured, never trained: {_count(len({s.relative for s in report.validation}), 'picture')}")
-    if told := ", ".join(f"{n} {SOURCES[source]}" for source, n in report.sources().items()):
+    if told := ", ".join(f"{SOURCES[source]} ({n})" for source, n in report.sources().items()):
         several = len({s.relative for s in report.samples if len(s.captions) > 1})
         lines.append(f"captions: {told}" + (f"; {_count(several, 'picture')} with several" if several else ""))
-    if report.duplicates:
-        lines.append(f"there more than once: {_count(report.duplicates, 'picture')}")
     if batch_size and report.samples:
         seen = sum(s.config.repeats for s in report.samples)
         lines.append(f"an epoch: {_count(report.steps_per_epoch(batch_size), 'step')} of up to"

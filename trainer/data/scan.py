@@ -19,6 +19,7 @@ from . import images, masks
 from .buckets import buckets_for, cropped_share, enlargement
 from .captions import Caption, called_like, find_caption
 from .folders import Listing, list_folder
+from .grouped import grouped
 from .paths import natural, shown
 from .pool import ordered_map
 from .report import Sample, ScanReport
@@ -55,28 +56,35 @@ def scan_folder(
 
 
 def note(what: str, found: Sequence[tuple[str, str]]) -> None:
-    """Write (path, what is to be said of it) into the log, the first ten of them."""
-    for path, reason in found[:10]:
-        log.warning("%s: %s %s", what, path, reason)
-    if len(found) > 10:
-        log.warning("%s: %d more", what, len(found) - 10)
+    """Write what is to be said of files, as (path, what), into the log: the ten things that are said most often."""
+    lines = grouped(found)
+    for line in lines[:10]:
+        log.warning("%s: %s", what, line)
+    if len(lines) > 10:
+        log.warning("%s: %d things more", what, len(lines) - 10)
 
 
 def why_not(report: ScanReport) -> str:
     """The line that says why a dataset cannot be trained on; empty: it can."""
     if report.stopped:
-        text = f"{len(report.stopped)} pictures in {report.folder} have no caption (the first, {report.stopped[0]}):"
-        return f"{text} write them, or choose other missing_captions than 'stop'"
+        count = len(report.stopped)
+        text = f"{_count(count, 'picture')} in {report.folder} {'has' if count == 1 else 'have'} no caption"
+        text += f" ({report.stopped[0]}{' and others' if count > 1 else ''}):"
+        return f"{text} write what is missing, or choose other missing_captions than 'stop'"
     if report.samples:
         return ""
     text = f"dataset folder {report.folder} has no usable picture: looked there and in its sub-folders for PNG, JPEG,"
-    text += f" WebP and other pictures, found {report.ignored} other files"
+    text += f" WebP and other pictures, found {_count(report.ignored, 'other file')}"
     if report.masks:
         text += f" ({report.masks} of them masks by their names: all in folders called 'masks', and name.mask.png)"
     if report.skipped:
         path, reason = report.skipped[0]
-        text += f" and {len(report.skipped)} pictures that cannot be used (the first, {path}, {reason})"
+        text += f" and {_count(len(report.skipped), 'picture')} that cannot be used (the first, {path}, {reason})"
     return text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def survey(
@@ -145,7 +153,8 @@ class _Look:
                 continue  # it is the caption of one picture
             self.tables.read(listing.folder, table, lambda path, what: report.warnings.append((path, what)))
         for table, names in self.tables.unused(listing.folder / p for p in listing.pictures).items():
-            report.warnings.append((table, f"names {len(names)} pictures that are not there (the first, {names[0]})"))
+            report.warnings.append((table, f"names {_count(len(names), 'picture')} not there (the first, {names[0]})"))
+        report.warnings += listing.lone_captions()
 
     def __call__(self, relative: str) -> _Looked | images.ImageProblem:
         path, (head, name) = self.listing.folder / relative, os.path.split(relative)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -131,14 +132,17 @@ def _split(total: ScanReport, trained: Sequence[tuple[Sample, float]], same: dic
 def _note_duplicates(total: ScanReport, same: dict[str, str]) -> None:
     first: dict[str, Sample] = {}
     notes: list[tuple[str, str]] = []
-    trained = {s.relative for s in total.samples}
+    trained = {s.relative: same[s.content_hash] for s in total.samples}
+    copies = collections.Counter(trained.values())
     for s in total.pictures():
         known = first.setdefault(same[s.content_hash], s)
         if known is s:
             continue
         total.duplicates += 1
         what = "is the same file as" if known.content_hash == s.content_hash else "has the same pixels as"
-        often = ": it is trained twice as often" if s.relative in trained else ""
+        count = copies[same[s.content_hash]]
+        times = "twice" if count == 2 else f"{count} times"
+        often = f": it is trained {times} as often" if s.relative in trained and count > 1 else ""
         notes.append((s.relative, f"{what} {known.relative}{often}"))
     total.warnings = sorted(notes + total.warnings, key=lambda note: natural(note[0]))
 

@@ -59,6 +59,34 @@ def check_a_wait_that_was_cancelled_starts_nothing() -> None:
     assert started
 
 
+def check_a_second_cancel_keeps_no_run_from_being_paused() -> None:
+    import threading
+    from types import SimpleNamespace
+
+    import comfy.model_management
+    from pack.nodes import bridge, training
+
+    for at_once in (True, False):
+        paused, release = threading.Event(), threading.Event()
+
+        def pause(paused: threading.Event = paused, release: threading.Event = release) -> None:
+            paused.set()
+            release.wait(30)
+
+        client = SimpleNamespace(pause=pause, run=SimpleNamespace(status=lambda: {"saving": None}))
+        again = comfy.model_management.interrupt_current_processing
+        threading.Timer(0.5, again).start() if not at_once else None
+        try:
+            with training._parked_on_error(client, bridge.Progress(1, None)):
+                if at_once:  # it is there before anything looks for it
+                    again()
+                raise bridge.end_prompt()
+        except BaseException as error:
+            assert bridge.ends_prompt(error)
+        assert paused.wait(10), "the run trains on, and nobody waits for it"
+        release.set()
+
+
 def check_room_is_made_by_whoever_rests_and_nobody_else() -> None:
     """Workers that this process has not started: of a run that is paused, and of one that trains."""
     import os

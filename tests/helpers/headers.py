@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import struct
 from pathlib import Path
 
+from trainer.cli.main import main
 from trainer.flux.diffusers_names import diffusers_shapes
 from trainer.flux.model import FluxParams
 from trainer.flux.sizes import shapes_of
@@ -51,7 +54,7 @@ def diffusers(sizes: dict = DEV, dtype: str = "BF16", prefix: str = "") -> Tenso
 
 
 def check_refusal(path: Path, kind: str, words: str) -> None:
-    """It is named for what it is, in one line that names the file too."""
+    """It is named for what it is, in one line that names the file too; ``inspect`` says the same, and that it did."""
     info = inspect_file(path)
     assert (info.kind, info.trainable, info.flux) == (kind, False, None), info
     assert words in info.reason and str(path) in info.reason and "\n" not in info.reason, info.reason
@@ -61,3 +64,16 @@ def check_refusal(path: Path, kind: str, words: str) -> None:
         assert str(error) == info.reason
     else:
         raise AssertionError("it was taken")
+    code, said, failed = command("inspect", path)
+    nothing = kind in ("missing", "unreadable")
+    assert (code, said if not nothing else failed) == (2 if nothing else 0, " ".join(info.reason.split()) + "\n")
+    code, said, _ = command("inspect", path, "--json")
+    told = json.loads(said)
+    assert (code, told["kind"], told["reason"]) == (2 if nothing else 0, kind, info.reason)
+
+
+def command(*arguments: object) -> tuple[int, str, str]:
+    """``python -m trainer`` in this process: its exit code, and what it wrote."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main([str(each) for each in arguments])
+    return code, out.getvalue(), err.getvalue()

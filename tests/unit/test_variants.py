@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from headers import DEV, SCHNELL, TEXT_AND_VAE, check_refusal, diffusers, fake, 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from trainer.cli.main import main
 from trainer.flux.model import TINY, FluxParams, build_meta, flux_params, init_weights_
 from trainer.flux.sizes import shapes_of
 from trainer.flux.variants import fingerprint, inspect_file, require_flux, text_length
@@ -208,6 +210,35 @@ def test_strange_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inspect_file(tmp_path / "loop").kind == "unreadable"
     (tmp_path / "gone.safetensors").symlink_to(tmp_path / "blob")  # as the cache of Hugging Face has them
     check_refusal(tmp_path / "gone.safetensors", "missing", "is a link to a file that is gone")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are the system's own there")
+def test_files_and_folders_that_may_not_be_read() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        folder = Path(place) / "FLUX.1-dev"
+        (folder / "transformer").mkdir(parents=True)
+        (folder / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+        file = fake(Path(place) / "flux.safetensors", flux())
+        os.chmod(folder / "transformer", 0)
+        os.chmod(file, 0)
+        root = os.geteuid() == 0
+        if root:  # who may read all
+            os.seteuid(65534)
+        try:
+            for path in (file, folder, folder / "transformer"):
+                check_refusal(path, "unreadable", "cannot be read (Permission denied): check the path and its permiss")
+        finally:
+            if root:
+                os.seteuid(0)
+            os.chmod(folder / "transformer", 0o755)
+
+
+def test_the_help_of_inspect_tells_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0 and "Exit code 0: it was named" in told and "2: there is nothing at that path" in told
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

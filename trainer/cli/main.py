@@ -87,8 +87,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     sub.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     sub.add_argument("--title", help="title in the file's metadata (the run's name)")
 
-    sub = add("inspect", _inspect, "Say what a model file is, and whether it can be trained.", json_too=True)
-    sub.add_argument("file", metavar="FILE")
+    sub = add("inspect", _inspect, "Say what a model file or folder is, and whether it can be trained.", json_too=True)
+    sub.add_argument("file", metavar="FILE", help="file of weights, or folder of a diffusers model")
+    sub.epilog = ("Exit code 0: it was named, also as something that cannot be trained ('trainable' in the JSON tells);"
+                  " 2: there is nothing at that path, or it cannot be read.")
 
     sub = add("worker", _worker, "Serve a run to ComfyUI or to other commands (they start it by themselves).")
     sub.add_argument("run_dir", metavar="RUN_DIR")
@@ -189,10 +191,11 @@ def _shown() -> Progress | None:
 
 
 def _inspect(args: argparse.Namespace) -> int:
+    from ..flux.info import NOTHING
     from ..flux.variants import inspect_file
 
     info = inspect_file(args.file)
-    named = info.kind not in ("missing", "unreadable")
+    named = info.kind not in NOTHING
     if args.json:
         write_line(json.dumps(dataclasses.asdict(info)))
     elif info.trainable:

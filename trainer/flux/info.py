@@ -9,6 +9,8 @@ from typing import Any
 
 from .diffusers_names import Rows, rows_of
 
+NOTHING = ("missing", "unreadable")
+"""Kinds of what cannot be named: there is nothing at that path, or it cannot be read."""
 USE = "use FLUX.1 dev, FLUX.1 Krea dev or FLUX.1 schnell as a bf16, f16 or f32 .safetensors file"
 WHERE = ", such as flux1-dev.safetensors (23.8 GB) of black-forest-labs/FLUX.1-dev"
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..trainer.files import PART
 from ..trainer.run import RunDirectory
 
 MOST_BINS = 2000
@@ -166,7 +167,7 @@ def samples(run_dir: Path) -> list[dict[str, Any]]:
     found = []
     folder = run_dir / "samples"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.suffix.lower() in PICTURES:
+        if path.suffix.lower() in PICTURES and not path.name.startswith(PART):
             try:
                 about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
             except (OSError, ValueError):
@@ -178,7 +179,8 @@ def samples(run_dir: Path) -> list[dict[str, Any]]:
 def newest_sample(run_dir: Path) -> str | None:
     """The file name of the first picture of the newest step that has one."""
     folder = run_dir / "samples"
-    names = [n for n in os.listdir(folder) if n.lower().endswith(PICTURES)] if folder.is_dir() else []
+    found = os.listdir(folder) if folder.is_dir() else []
+    names = [n for n in found if n.lower().endswith(PICTURES) and not n.startswith(PART)]
     steps = [name.partition("_")[0] for name in names]
     return min(name for name, step in zip(names, steps, strict=True) if step == max(steps)) if names else None
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..trainer.files import read_json, replace, write_json
+from ..trainer.files import PART, read_json, replace, write_json
 from ..trainer.saves.saved import kept_at, weights
 from . import bridge_model, registry, words
 from .encoders import Encoders
@@ -211,10 +211,13 @@ class Sampler:
         about = self._about(step, index, average) | {"key": self._key(step, index, average)}
         info = PngImagePlugin.PngInfo()
         info.add_text("flux_fft", json.dumps(about))
-        part = path.with_name(f".part-{path.name}")
+        part = path.with_name(f"{PART}{path.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((picture * 255).round().byte().numpy()).save(part, format="PNG", pnginfo=info)
-        replace(part, path)
+        try:
+            Image.fromarray((picture * 255).round().byte().numpy()).save(part, format="PNG", pnginfo=info)
+            replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)  # of a full disk, on which it would stay
         write_json(path.with_suffix(".json"), about)
         if tell:
             self.run.append("sample", step=step, file=f"samples/{path.name}", prompt=about["prompt"], index=index)

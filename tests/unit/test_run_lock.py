@@ -58,3 +58,16 @@ def test_a_run_on_a_disk_that_cannot_be_written_can_be_looked_at(run):
     finally:
         for path in (run.path, *run.path.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.mark.parametrize("place", [".", "samples", "state", "checkpoints"])
+def test_what_was_half_written_is_swept_by_whoever_opens_the_run_next(run, place):
+    old, young, whole = (run.path / place / n for n in (".part-a.png", ".part-b.png", "step-000001_00_x.png"))
+    for path in (old, young, whole):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    for path in (old, whole):
+        os.utime(path, (1, 1))
+    with run.lock():
+        assert not old.exists() and whole.exists()
+        assert young.exists() == (place != "checkpoints"), "it may be in the making, by one who needs no lock for it"

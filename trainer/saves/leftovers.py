@@ -49,7 +49,7 @@ def sweep(run: Path) -> None:
     """Remove what is half-written in the run directory ``run``. Its lock is held."""
     with contextlib.suppress(OSError):
         (run / underway.NOTE).unlink(missing_ok=True)
-    for folder in (run, run / "state", run / "checkpoints"):
+    for folder in (run, run / "samples", run / "state", run / "checkpoints"):
         for path in _half_written(folder):
             try:
                 if path.is_dir():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.comfyui.graphs import demo, start, train, with_previews
@@ -28,36 +31,103 @@ def pictures(server: Server, name: str) -> list[int]:
     return sorted({int(p.name[5:11]) for p in (server.home / name / "samples").glob("step-*.png")})
 
 
-def test_a_slow_save_is_shown_while_it_lasts(install: Install, tmp_path: Path) -> None:
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "sitecustomize.py").write_text(SLOW_DISK, encoding="utf-8")
-    server = Server(install, tmp_path, {"PYTHONPATH": str(tmp_path / "slow")})
+@pytest.fixture(scope="module")
+def slow(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose disk takes its time."""
+    base = tmp_path_factory.mktemp(f"slow-{install.version}")
+    (base / "slow").mkdir()
+    (base / "slow" / "sitecustomize.py").write_text(SLOW_DISK, encoding="utf-8")
+    running = Server(install, base, {"PYTHONPATH": str(base / "slow")})
     try:
-        g = Graph()
-        trained = train(g, demo(g), "slow", 3)
-        bars: list[dict] = []
-        told: list[dict | None] = []
-
-        def look(message: dict) -> None:
-            data = message.get("data") or {}
-            if message["type"] == "progress" and data.get("node") == trained:
-                bars.append(data)
-            if message["type"] == "flux_fft.event" and data["run"] == "slow":
-                told.append(data["saving"])
-
-        result = server.run(g, seconds=240, on_message=look)
-        assert not result.error, result.error
-        size = sum(f.stat().st_size for f in RunDirectory(server.home / "slow").source().path.iterdir())
-        written = [bar["value"] for bar in bars if bar["max"] > 0.9 * size]
-        assert written and written == sorted(written), "the bar shows the bytes"
-        shown = [one for one in told if one]
-        assert shown and {(one["what"], one["step"]) for one in shown} == {("save point", 3)}
-        assert [one["done"] for one in shown] == sorted(one["done"] for one in shown)
-        deadline = time.monotonic() + 30
-        while server.get("/flux_fft/runs/slow")["status"]["saving"] is not None:
-            assert time.monotonic() < deadline
+        yield running
     finally:
-        server.stop()
+        running.stop()
+
+
+class Watched:
+    """What ComfyUI's bar of a node, and the panel, are told; ``deed`` is done once, when ``when`` says so."""
+
+    def __init__(self, node: str, run: RunDirectory, when: Callable[[Watched], object] = lambda _: False,
+                 deed: Callable[[], object] = lambda: None) -> None:
+        self.node, self.run, self.when, self.deed = node, run, when, deed
+        self.bars: list[dict] = []
+        self.saves: list[dict] = []
+        self.done = False
+
+    def __call__(self, message: dict) -> None:
+        data = message.get("data") or {}
+        if message["type"] == "progress" and data.get("node") == self.node:
+            self.bars.append(data)
+        if message["type"] == "flux_fft.event" and data["run"] == self.run.name and data["saving"]:
+            self.saves.append(data["saving"])
+        if not self.done and self.when(self):
+            self.done = True
+            self.deed()
+
+    def written(self) -> list[int]:
+        """The bytes that the bar has shown."""
+        totals = {one["total"] for one in self.saves}
+        return [bar["value"] for bar in self.bars if bar["max"] in totals]
+
+
+def is_not_saving(server: Server, name: str) -> None:
+    deadline = time.monotonic() + 30
+    while server.get(f"/flux_fft/runs/{name}")["status"]["saving"] is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def begun(server: Server, name: str) -> tuple[Graph, Node, RunDirectory]:
+    """A graph whose run is at step 3, saved, and its Train Steps."""
+    g = Graph()
+    trained = train(g, demo(g), name, 3)
+    assert not server.run(g, seconds=240).error
+    return g, trained, RunDirectory(server.home / name)
+
+
+def test_a_slow_save_at_the_target_is_shown_while_it_lasts(slow: Server) -> None:
+    g, trained, run = begun(slow, "target")
+    g[trained]["inputs"]["steps"] = 5
+    look = Watched(trained, run)
+    assert not slow.run(g, seconds=240, on_message=look).error
+    assert {(one["what"], one["step"]) for one in look.saves} == {("save point", 5)}
+    done = [one["done"] for one in look.saves]
+    assert done == sorted(done) and look.written() and look.written() == sorted(look.written())
+    assert look.bars[-1]["value"] == look.bars[-1]["max"] == 2, "the bar is that of the steps again"
+    is_not_saving(slow, "target")
+
+
+def test_a_slow_save_on_stop_is_shown_while_it_lasts(slow: Server) -> None:
+    g, trained, run = begun(slow, "stops")
+    g[trained]["inputs"]["steps"] = 1_000_000
+
+    def stop() -> None:
+        threading.Thread(target=lambda: slow.post("/flux_fft/runs/stops/stop", {}), daemon=True).start()
+
+    look = Watched(trained, run, lambda w: any(bar["value"] >= 2 for bar in w.bars), stop)
+    assert slow.run(g, seconds=240, on_message=look).interrupted
+    assert look.saves and look.written(), "Train Steps shows it before its prompt ends"
+    is_not_saving(slow, "stops")
+    deadline = time.monotonic() + 60
+    while run.locked():
+        assert time.monotonic() < deadline
+    assert run.status()["state"] == "stopped" and run.status()["save_point_step"] == run.status()["step"]
+
+
+def test_a_worker_that_dies_in_a_slow_save_leaves_no_word_of_it_and_the_run_goes_on(slow: Server) -> None:
+    g, trained, run = begun(slow, "dies")
+    g[trained]["inputs"]["steps"] = 6
+
+    def kill() -> None:
+        psutil.Process(json.loads(run.address_file.read_text(encoding="utf-8"))["pid"]).kill()
+
+    look = Watched(trained, run, lambda w: any(one["done"] for one in w.saves), kill)
+    result = slow.run(g, seconds=240, on_message=look)
+    assert result.error_node == trained and "\n" not in result.error and look.saves
+    status = slow.get("/flux_fft/runs/dies")["status"]
+    assert (status["state"], status["saving"], status["resume_step"]) == ("interrupted", None, 3)
+    assert not slow.run(g, seconds=240).error
+    assert run.status()["step"] == 6 and [p.step for p in run.save_points()] == [6]
 
 
 def test_a_run_whose_model_is_gone_is_trained_and_previewed_on(server: Server) -> None:

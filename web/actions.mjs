@@ -5,6 +5,7 @@ import { api } from '../../scripts/api.js'
 
 import { figure } from './format.mjs'
 import { openWorkflowId } from './graph.mjs'
+import { prompts } from './prompts.mjs'
 import { runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
 
@@ -45,29 +46,37 @@ export function letThrough(name) {
   })
 }
 
-/** Make a picture of the weights as they are. */
+/** Make a picture of the weights as they are, of a prompt in one line. Resolves as `attemptAside` does. */
 export function sampleNow(name, prompt) {
-  return attempt(name, 'sample', TEXT.sampleAsked, async () => {
+  return attemptAside(name, 'sample', TEXT.sampleAsked, async () => {
     const { previews } = await runs.fetch(name, 'details')
-    const text = prompt.split(/\s+/).join(' ')
-    await aside(name, {
+    return {
       run: { class_type: 'FluxFFTOpenRun', inputs: { run_name: name } },
-      previews: { class_type: 'FluxFFTPreviewSettings', inputs: { ...previews, prompts: text, every_n_steps: 0 } },
+      previews: { class_type: 'FluxFFTPreviewSettings', inputs: { ...previews, prompts: prompt, every_n_steps: 0 } },
       picture: { class_type: 'FluxFFTPreview', inputs: { run: ['run', 0], previews: ['previews', 0] } },
-    })
-    return TEXT.sampleAsked
+    }
   })
 }
 
 /** Write a checkpoint: `inputs` of an Export node. */
 export function exportRun(name, inputs) {
-  return attempt(name, 'export', TEXT.tab.exportAsked, async () => {
-    await aside(name, {
-      run: { class_type: 'FluxFFTOpenRun', inputs: { run_name: name } },
-      file: { class_type: 'FluxFFTExport', inputs: { ...inputs, run: ['run', 0] } },
-    })
-    return TEXT.tab.exportAsked
+  return attemptAside(name, 'export', TEXT.tab.exportAsked, () => ({
+    run: { class_type: 'FluxFFTOpenRun', inputs: { run_name: name } },
+    file: { class_type: 'FluxFFTExport', inputs: { ...inputs, run: ['run', 0] } },
+  }))
+}
+
+/**
+ * Do it by the small prompt that `make` gives. That it is queued is told until it has ended. Resolves to {ended}, a
+ * promise of whether it came to its end well; null: it was not queued.
+ */
+async function attemptAside(name, action, told, make) {
+  let ended = null
+  await attempt(name, action, told, async () => {
+    ended = prompts.ended(await aside(name, await make()))
+    runs.tell(name, told, null, ended)
   })
+  return ended && { ended: ended.then(() => true, () => false) }
 }
 
 /** Do it, and say on the run what it is, and what came of it. Resolves to whether it was done. */
@@ -83,13 +92,14 @@ async function attempt(name, action, meanwhile, work) {
   }
 }
 
-/** Run a small prompt at once: a run in training is queued to go on after it, and pauses. */
+/** Run a small prompt at once: a run in training is queued to go on after it, and pauses. Resolves to its id. */
 async function aside(name, prompt) {
   const busy = isBusy(name)
   // What is queued to the front last runs first.
   if (busy) await queueStored(name, true)
-  await queue(renamed(prompt, 'flux_fft_'), null, true)
+  const id = await queue(renamed(prompt, 'flux_fft_'), null, true)
   if (busy) await runs.post(name, 'pause')
+  return id
 }
 
 async function queueStored(name, front = false) {
@@ -109,6 +119,7 @@ function renamed(prompt, prefix) {
   }]))
 }
 
+/** Resolves to the prompt's id. */
 async function queue(prompt, workflow, front = false) {
   const answer = await api.fetchApi('/prompt', {
     method: 'POST',
@@ -118,8 +129,8 @@ async function queue(prompt, workflow, front = false) {
       extra_data: { extra_pnginfo: workflow ? { workflow } : {} },
     }),
   }).catch(() => null)
-  if (answer?.ok) return
   const said = await answer?.json().catch(() => null)
+  if (answer?.ok && said) return said.prompt_id
   throw new Error(said ? reason(said) : TEXT.notReached)
 }
 
@@ -128,5 +139,5 @@ function reason(said) {
   const [node] = Object.values(said.node_errors ?? {})
   const [error] = node?.errors ?? []
   const about = error ? `${node.class_type}: ${error.message} ${error.details ?? ''}` : said.error?.message
-  return `${TEXT.refused}: ${about ?? ''}`.trim()
+  return TEXT.about(TEXT.refused, about ?? '')
 }

@@ -2,6 +2,7 @@
 // strokes that do not scale: crisp at every pixel ratio and canvas zoom, coloured by style sheet, and with nothing to
 // measure (measuring a node's content from inside it makes Nodes 2.0 grow the node without end).
 
+import { Detail } from './chart_detail.mjs'
 import { listenToPointer } from './chart_pointer.mjs'
 import { button, make, setText } from './dom.mjs'
 import { count, figure } from './format.mjs'
@@ -11,9 +12,21 @@ import { TEXT } from './strings.mjs'
 const SVG = 'http://www.w3.org/2000/svg'
 const SIDE = 1000
 
+/** The curves that can be hidden, each with its text and what there is to know of it. */
+const CURVES = [['raw', TEXT.raw, TEXT.rawTip], ['smooth', TEXT.smooth, TEXT.smoothTip], ['rate', TEXT.rate, TEXT.rateTip],
+  ['validation', TEXT.fixedNoise, TEXT.validationTip]]
+
 export class LossChart {
-  constructor() {
+  /** `ask(first, last)` resolves to the bins of these steps alone; without it the curve stays as it is given. */
+  constructor(ask = null) {
     this.bins = []
+    /** `bins`, in single steps where these were asked for: what is drawn. */
+    this.points = []
+    this.age = 0
+    this.width = 0
+    /** The step whose values are told; null: none. */
+    this.told = null
+    this.detail = new Detail(ask, () => this.redraw())
     this.validation = []
     /** Steps [first, last] that are shown; null: all. */
     this.zoom = null
@@ -53,32 +66,37 @@ export class LossChart {
 
   _legend() {
     const legend = make('div', 'legend')
+    legend.setAttribute('role', 'group')
+    legend.setAttribute('aria-label', TEXT.legend)
+    const marks = make('div', 'marks')
     this.marks = {}
-    for (const [name, text] of [['loss', TEXT.loss], ['validation', TEXT.validation], ['rate', TEXT.rate]]) {
-      const mark = button(`mark mark-${name}`, text, '', () => {
+    for (const [name, text, tip] of CURVES) {
+      this.marks[name] = button(`mark mark-${name}`, text, tip, () => {
         this.hidden.has(name) ? this.hidden.delete(name) : this.hidden.add(name)
         this.redraw()
       })
-      this.marks[name] = mark
-      legend.append(mark)
+      marks.append(this.marks[name])
     }
     this.logButton = button('mark log', TEXT.logAxis, TEXT.logAxisTip, () => {
       this.log = !this.isLog
       this.redraw()
     })
-    legend.append(this.logButton)
+    legend.append(marks, this.logButton)
     return legend
   }
 
-  /** Draw bins (see losses.mjs) and validation losses ([step, loss]). Returns the last smoothed loss, or null. */
-  draw(bins, validation = []) {
-    this.bins = bins
-    this.validation = validation
+  /**
+   * Draw bins (see losses.mjs) and validation losses ([step, loss]). `age`: of the curve, see there. Returns the last
+   * smoothed loss, or null.
+   */
+  draw(bins, validation = [], age = 0) {
+    Object.assign(this, { bins, validation, age })
     return this.redraw()
   }
 
   redraw() {
-    const { bins } = this
+    this.points = this.zoom ? this.detail.within(this.bins, this.zoom, this.width, this.age) : this.bins
+    const bins = this.points
     this.element.classList.toggle('is-empty', bins.length < 2)
     this.smoothed = smooth(bins, smoothingShare(bins))
     const last = this.smoothed.length ? this.smoothed[this.smoothed.length - 1] : null
@@ -87,23 +105,24 @@ export class LossChart {
     const [from, to] = inside(bins, first, end)
     const shown = bins.slice(from, to)
     const smoothed = this.smoothed.slice(from, to)
-    const losses = this.hidden.has('loss') ? [] : shown
     const checks = this.hidden.has('validation') ? [] : this.validation.filter(([step]) => step >= first && step <= end)
     this._scale(shown, smoothed, checks, first, end)
-    this._drawLosses(losses, this.hidden.has('loss') ? [] : smoothed)
+    this._drawLosses(this.hidden.has('raw') ? [] : shown, this.hidden.has('smooth') ? [] : smoothed, shown)
     this._drawValidation(checks)
     this._drawRate(this.hidden.has('rate') ? [] : shown)
     this._drawAxes(first, end)
     for (const [name, mark] of Object.entries(this.marks)) mark.setAttribute('aria-pressed', !this.hidden.has(name))
-    this.marks.validation.hidden = !this.validation.length
-    this.marks.rate.hidden = !bins.some((bin) => Number.isFinite(bin[5]))
+    // They keep their places, so that nothing moves when the first of them comes.
+    this.marks.validation.classList.toggle('is-none', !this.validation.length)
+    this.marks.rate.classList.toggle('is-none', !bins.some((bin) => Number.isFinite(bin[5])))
     this.logButton.setAttribute('aria-pressed', this.isLog)
+    if (this.told !== null) this.tell(this.told) // what lies there may be another bin now
     this.svg.setAttribute('aria-label', `${TEXT.loss} ${figure(this.smoothed[0])} - ${figure(last)}`)
     return last
   }
 
   _span() {
-    const [first, last] = [this.bins[0][0], this.bins[this.bins.length - 1][0]]
+    const [first, last] = [this.points[0][0], this.points[this.points.length - 1][0]]
     if (!this.zoom || this.zoom[0] >= last || this.zoom[1] <= first) return [first, last]
     return [Math.max(first, this.zoom[0]), Math.min(last, this.zoom[1])]
   }
@@ -118,7 +137,8 @@ export class LossChart {
     this.y = (value) => round((1 - (at(value) - at(low)) / (at(high) - at(low))) * SIDE)
   }
 
-  _drawLosses(bins, smoothed) {
+  /** The raw curve of `bins`, and `smoothed` over the bins `shown`. An empty one is not to be seen. */
+  _drawLosses(bins, smoothed, shown) {
     let upwards = false
     const raw = bins.flatMap((bin) => {
       if (bin[2] === bin[3]) return [`${this.x(bin[0])},${this.y(bin[1])}`]
@@ -127,7 +147,7 @@ export class LossChart {
       return ends.map((value) => `${this.x(bin[0])},${this.y(value)}`)
     })
     this.rawPath.setAttribute('d', line(raw))
-    this.boldPath.setAttribute('d', line(smoothed.map((value, i) => `${this.x(bins[i][0])},${this.y(value)}`)))
+    this.boldPath.setAttribute('d', line(smoothed.map((value, i) => `${this.x(shown[i][0])},${this.y(value)}`)))
   }
 
   _drawValidation(checks) {
@@ -167,11 +187,11 @@ export class LossChart {
 
   /** Tell the values at the step that is nearest to `step`; null: no more. */
   tell(step) {
-    const i = step === null || this.bins.length < 2 ? -1 : nearest(this.bins, step)
-    this.told = i < 0 ? null : this.bins[i][0]
+    const i = step === null || this.points.length < 2 ? -1 : nearest(this.points, step)
+    this.told = i < 0 ? null : this.points[i][0]
     this.plot.classList.toggle('is-told', i >= 0)
     if (i < 0) return
-    const bin = this.bins[i]
+    const bin = this.points[i]
     const raw = bin[4] > 1 ? `${figure(bin[2])} - ${figure(bin[3])}` : figure(bin[1])
     const check = this.validation.filter(([at]) => at <= bin[0]).pop()
     const parts = [`${TEXT.step} ${count(bin[0])}`, `${TEXT.loss} ${raw}`, `${TEXT.smooth} ${figure(this.smoothed[i])}`]
@@ -186,9 +206,10 @@ export class LossChart {
   /** Show the steps between two, in any order; null: all. */
   show(zoom) {
     const [first, last] = zoom ? [Math.min(...zoom), Math.max(...zoom)] : [0, 0]
-    const few = zoom && this.bins.filter((bin) => bin[0] >= first && bin[0] <= last).length < 2
-    if (few) return
+    if (zoom && Math.floor(last) - Math.ceil(first) < 1) return // fewer than two steps
     this.zoom = zoom ? [first, last] : null
+    this.width = zoom ? this.plot.clientWidth : 0 // measured by the user's act only, see above
+    if (!zoom) this.detail.forget()
     this.redraw()
   }
 }

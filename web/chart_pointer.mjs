@@ -24,7 +24,7 @@ export function listenToPointer(chart) {
       band.style.width = `${Math.abs(at - from) * 100}%`
       plot.classList.toggle('is-dragged', Math.abs(at - from) > LEAST)
     }
-    chart.tell(chart.bins.length ? chart.stepAt(at) : null)
+    chart.tell(chart.points.length ? chart.stepAt(at) : null)
   })
   plot.addEventListener('pointerup', (event) => {
     const [begin, end] = [from, share(event)]
@@ -45,10 +45,10 @@ export function listenToPointer(chart) {
   plot.addEventListener('keydown', (event) => {
     if (event.key === 'Escape') chart.show(null)
     const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key]
-    if (!way || !chart.bins.length) return
+    if (!way || !chart.points.length) return
     event.preventDefault()
-    const at = chart.bins.findIndex((bin) => bin[0] === chart.told)
-    const next = at < 0 ? chart.bins.length - 1 : Math.min(chart.bins.length - 1, Math.max(0, at + way))
-    chart.tell(chart.bins[next][0])
+    const at = chart.points.findIndex((bin) => bin[0] === chart.told)
+    const next = at < 0 ? chart.points.length - 1 : Math.min(chart.points.length - 1, Math.max(0, at + way))
+    chart.tell(chart.points[next][0])
   })
 }

@@ -86,7 +86,7 @@ export class Gallery {
     const go = () => {
       const one = row[Number(range.value)]
       picture.src = pictureOf(this.name, one.file)
-      picture.alt = `${TEXT.tab.atStep(count(one.step))}: ${one.prompt ?? ''}`
+      picture.alt = TEXT.about(TEXT.tab.atStep(count(one.step)), one.prompt ?? '')
       range.setAttribute('aria-valuetext', TEXT.tab.atStep(count(one.step)))
       setText(output, TEXT.tab.atStep(count(one.step)))
     }

@@ -44,8 +44,12 @@ export function openGraph() {
 }
 
 export function openWorkflowId() {
-  const id = rootGraph()?.id
-  return isGiven(id) ? id : ''
+  return workflowIdOf(rootGraph())
+}
+
+/** The id of a workflow, open or as it is saved. Empty: it has none. */
+export function workflowIdOf(workflow) {
+  return isGiven(workflow?.id) ? workflow.id : ''
 }
 
 /** Workflows that were never saved may have no id, or one of zeros. */

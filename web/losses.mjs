@@ -9,10 +9,13 @@ export const MOST_BINS = 2000
 /** A run's losses, in order of steps. */
 export class Losses {
   constructor(bins = []) {
+    /** How often all of it was read anew. */
+    this.age = 0
     this.replace(bins)
   }
 
   replace(bins) {
+    this.age++
     this.bins = bins.filter((bin) => bin.slice(0, 4).every(Number.isFinite)).map((bin) => [...bin])
     this._shrink()
   }

@@ -5,16 +5,11 @@ import { api } from '../../scripts/api.js'
 
 import { watchDrops } from './drop.mjs'
 import { dropProgressPicture, executionId, findNode, TRAIN_STEPS } from './graph.mjs'
-import { watchErrors, watchRuns } from './notices.mjs'
+import { watchRuns } from './notices.mjs'
 import { attachPanel } from './panel.mjs'
+import { prompts } from './prompts.mjs'
 import { registerTab } from './runs_tab.mjs'
-import { linesOf, showLines } from './said.mjs'
-
-/** Nodes of the prompt that runs now that ComfyUI's cache answered for: it sends again what they said long ago. */
-let cached = []
-api.addEventListener('execution_cached', ({ detail }) => {
-  cached = (detail.nodes ?? []).map(String)
-})
+import { linesOf, showError, showLines } from './said.mjs'
 
 /** A node that works for long says what it has found so far: its own words, at the end, take their place. */
 api.addEventListener('flux_fft.said', ({ detail }) => {
@@ -22,23 +17,38 @@ api.addEventListener('flux_fft.said', ({ detail }) => {
   if (node) showLines(node, detail.lines)
 })
 
+/** ComfyUI marks a node that failed, and keeps why some clicks away: the node says it, until the next prompt starts. */
+function tellFailures(node) {
+  const tell = () => {
+    const failure = prompts.failureAt(node)
+    showError(node, failure?.own ? failure.why : '')
+  }
+  prompts.addEventListener('failure', tell)
+  const onRemoved = node.onRemoved
+  node.onRemoved = function (...args) {
+    prompts.removeEventListener('failure', tell)
+    return onRemoved?.apply(this, args)
+  }
+  setTimeout(tell) // when the graph has been read
+}
+
 app.registerExtension({
   name: 'fluxfullfinetune.panel',
   setup() {
     registerTab()
     watchRuns()
-    watchErrors()
     watchDrops()
   },
   nodeCreated(node) {
     if (!node.comfyClass?.startsWith('FluxFFT')) return
     const panel = node.comfyClass === TRAIN_STEPS ? attachPanel(node) : null
+    if (!panel) tellFailures(node)
     const onExecuted = node.onExecuted
     node.onExecuted = function (output, ...rest) {
       onExecuted?.call(this, output, ...rest)
       const lines = linesOf(output)
       if (output?.images?.length) dropProgressPicture(this)
-      if (lines && panel) panel.say(lines, cached.includes(executionId(this)))
+      if (lines && panel) panel.say(lines, prompts.cached.includes(executionId(this)))
       else if (lines) showLines(this, lines)
     }
   },

@@ -6,6 +6,7 @@ import { showLog } from './dialog.mjs'
 import { addDisplay, button, keepTyping, make, setMinHeight, setText } from './dom.mjs'
 import { BUSY, FACTS, factsOf, hintOf, RESUMABLE, stateOf, writingOf } from './facts.mjs'
 import { isPlaceOf, keepRun, keptRun, leadsTo, runNamedUpstream } from './graph.mjs'
+import { prompts } from './prompts.mjs'
 import { runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
 import { STYLE } from './style.mjs'
@@ -33,12 +34,15 @@ class Panel {
     this.node = node
     this.name = ''
     this.said = ''
+    /** The failure before which the run has moved on: it is past. */
+    this.past = null
     this.ends = new AbortController()
     this._build()
     const on = (type, handler) => runs.addEventListener(type, handler, { signal: this.ends.signal })
     on('change', (event) => event.detail === this.name && this._render())
     on('place', (event) => isPlaceOf(event.detail, this.node) && this._show(event.detail.run))
     on('online', () => (runs.online ? this._find() : this._render()))
+    prompts.addEventListener('failure', () => this._render(), { signal: this.ends.signal })
     this._render()
     // The node is being made: its properties and links are there when the graph has been read.
     setTimeout(() => this._find())
@@ -77,6 +81,7 @@ class Panel {
   _show(name) {
     if (this.name === name) return
     this.name = name
+    this.chart.show(null)
     keepRun(this.node, name)
     this._render()
   }
@@ -95,7 +100,7 @@ class Panel {
     this.progress.setAttribute('role', 'progressbar')
     this.bar = make('i')
     this.progress.append(this.bar)
-    this.chart = new LossChart()
+    this.chart = new LossChart((first, last) => runs.losses(this.name, first, last))
     this.tools = new Tools(() => this.name)
     this.chart.element.append(this.tools.overlay)
 
@@ -133,8 +138,10 @@ class Panel {
     const run = runs.get(this.name)
     const status = run?.status ?? {}
     const state = stateOf(run)
-    this.box.dataset.state = runs.online ? state : 'offline'
-    setText(this.state, TEXT.states[state] ?? state)
+    const failure = this._failure(state)
+    const shown = failure && state === 'none' ? 'failed' : state
+    this.box.dataset.state = runs.online ? shown : 'offline'
+    setText(this.state, failure && state === 'none' ? TEXT.notStarted : TEXT.states[state] ?? state)
     setText(this.runName, run ? this.name : '')
     this.runName.title = this.name
 
@@ -152,15 +159,23 @@ class Panel {
     this.bar.style.width = `${share * 100}%`
     this.progress.setAttribute('aria-valuenow', String(Math.round(share * 100)))
 
-    const loss = this.chart.draw(run?.losses.bins ?? [], run?.validation)
+    const loss = this.chart.draw(run?.losses.bins ?? [], run?.validation, run?.losses.age)
     for (const [key, text] of Object.entries(factsOf(status, loss, busy))) setText(this.facts[key], text)
-    this._say(run, state, asked)
+    this._say(run, state, asked, failure)
+  }
+
+  /** Why the newest prompt did not come to train this node's run, in words; empty: it did, or the run moves again. */
+  _failure(state) {
+    const failure = prompts.failureAt(this.node)
+    if (BUSY.includes(state) && failure && !failure.own) this.past = prompts.failure
+    if (!failure || BUSY.includes(state) || this.past === prompts.failure) return ''
+    return failure.own ? failure.why : TEXT.endedBefore(failure.at, failure.why)
   }
 
   /** The last lines: what went wrong, else what is written, was asked for, is done, the node said; what to do next. */
-  _say(run, state, asked) {
+  _say(run, state, asked, failure) {
     const broken = ['failed', 'interrupted'].includes(state)
-    const error = run?.requestFailed || (broken && run?.status?.error) || ''
+    const error = run?.requestFailed || failure || (broken && run?.status?.error) || ''
     const done = { pause: 'paused', stop: 'stopped' }[asked] === state
     const wish = done ? '' : { pause: TEXT.pausing, stop: TEXT.stopping }[asked]
     const writes = writingOf(run?.status)

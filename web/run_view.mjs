@@ -61,7 +61,7 @@ export class RunView {
     this.line = make('p', 'line')
     this.line.setAttribute('role', 'status')
 
-    this.chart = new LossChart()
+    this.chart = new LossChart((first, last) => runs.losses(this.name, first, last))
     this.facts = {}
     const facts = make('dl', 'facts')
     for (const key of FACTS) {
@@ -89,7 +89,7 @@ export class RunView {
     this.stop.hidden = !(busy || status.worker)
     for (const one of [this.pause, this.stop]) one.disabled = Boolean(run?.request)
     this.exporting.disabled = !(status.resume_step > 0) || Boolean(run?.request)
-    const loss = this.chart.draw(run?.losses.bins ?? [], run?.validation)
+    const loss = this.chart.draw(run?.losses.bins ?? [], run?.validation, run?.losses.age)
     for (const [key, text] of Object.entries(factsOf(status, loss, busy))) {
       setText(this.facts[key], text)
       this.facts[key].parentNode.hidden = !text
@@ -110,8 +110,8 @@ export class RunView {
     const points = make('details')
     points.append(make('summary', '', TEXT.tab.savePoints))
     const rows = [
-      ...details.save_points.map((p) => [TEXT.tab.atStep(count(p.step)), `${bytes(p.bytes)}, ${when(p.time)}`]),
-      ...details.checkpoints.map((c) => [c.file, `${bytes(c.bytes)}, ${when(c.time)}`]),
+      ...details.save_points.map((p) => [TEXT.tab.atStep(count(p.step)), TEXT.listed([bytes(p.bytes), when(p.time)])]),
+      ...details.checkpoints.map((c) => [c.file, TEXT.listed([bytes(c.bytes), when(c.time)])]),
     ]
     points.append(rows.length ? table('', rows) : make('p', '', TEXT.tab.noSavePoints),
       make('p', '', TEXT.tab.onDisk(bytes(details.bytes))))
@@ -121,7 +121,7 @@ export class RunView {
     if (details.exports.length) {
       const files = make('details')
       files.append(make('summary', '', TEXT.tab.files), table('', details.exports.map((e) =>
-        [e.file, `${e.dtype}, ${TEXT.tab.atStep(count(e.step)).toLowerCase()}, ${when(e.t)}`])))
+        [e.file, TEXT.listed([e.dtype, TEXT.tab.ofTarget(count(e.step)), when(e.t), ...(e.folder ? [e.folder] : [])])])))
       this.more.append(files)
     }
   }
@@ -179,7 +179,7 @@ function table(caption, rows) {
 function settingTables(settings) {
   const parts = Object.entries(settings).filter(([, value]) => value && typeof value === 'object')
   return parts.map(([name, values]) => table(name, Object.entries(values).map(([key, value]) => [
-    key.replaceAll('_', ' '), Array.isArray(value) ? value.map(said).join(', ') || '-' : said(value)])))
+    key.replaceAll('_', ' '), Array.isArray(value) ? TEXT.listed(value.map(said)) || '-' : said(value)])))
 }
 
 function said(value) {

@@ -96,7 +96,7 @@ class RunsTab {
     const loss = figure(status.loss)
     const parts = [TEXT.states[state] ?? state, TEXT.tab.ofTarget(count(status.step), status.target && count(status.target))]
     if (loss) parts.push(`${TEXT.loss} ${loss}`)
-    setText(row.words, parts.join(', '))
+    setText(row.words, TEXT.listed(parts))
     row.bar.style.width = `${status.target > 0 ? Math.min(100, (100 * status.step) / status.target) : 0}%`
   }
 

@@ -1,5 +1,5 @@
-// What a node had to say when it ran ("encoded 16 pictures, 2 without caption"), as lines on the node. The widget is
-// made with the first words, so that a graph that has not run stays small.
+// What a node had to say when it ran ("encoded 16 pictures, 2 without caption"), or why it failed, as lines on the node.
+// The widget is made with the first words, so that a graph that has not run stays small.
 
 import { addDisplay, make, setMinHeight } from './dom.mjs'
 import { SAID_STYLE } from './style.mjs'
@@ -23,10 +23,19 @@ export function showLines(node, lines) {
   said.show(lines)
 }
 
+/** Show why a node that has no panel failed; empty: it did not, or that is past. */
+export function showError(node, why) {
+  if (why) node.fluxFFTSaid ??= new Said(node)
+  node.fluxFFTSaid?.fail(why)
+}
+
 class Said {
   constructor(node) {
     this.node = node
     this.lines = 1
+    this.words = []
+    this.error = ''
+    this.size = [...node.size]
     this.element = make('div')
     Object.assign(this.element.style, { width: '100%', height: '100%', contain: 'layout size' })
     const root = this.element.attachShadow({ mode: 'open' })
@@ -41,6 +50,21 @@ class Said {
   }
 
   show(lines) {
+    this.words = lines
+    this._draw()
+  }
+
+  /** Why it failed stands in the place of what it said, and gives it back. */
+  fail(why) {
+    if (this.error === why) return
+    this.error = why
+    if (why || this.words.length) this._draw()
+    else this._remove()
+  }
+
+  _draw() {
+    const lines = this.error ? [this.error] : this.words
+    this.box.classList.toggle('is-error', this.error !== '')
     this.box.replaceChildren(...lines.map((line) => make('div', '', line)))
     this.box.title = lines.join('\n')
     // About how many rows the lines wrap to: the element cannot be measured where it is not drawn.
@@ -51,7 +75,19 @@ class Said {
     this._goAbovePicture()
     const [width, height] = this.node.computeSize()
     this.node.setSize([Math.max(this.node.size[0], width), Math.max(this.node.size[1], height)])
+    this.node.setDirtyCanvas?.(true, true)
   }
+
+  /** The node is again as it was before. */
+  _remove() {
+    const { node, widget } = this
+    node.widgets.splice(node.widgets.indexOf(widget), 1)
+    widget.onRemove?.()
+    node.fluxFFTSaid = null
+    node.setSize(this.size)
+    node.setDirtyCanvas?.(true, true)
+  }
+
   /** Pictures fill what is left of the node below the other widgets: behind one, the lines would hang out of it. */
   _goAbovePicture() {
     const widgets = this.node.widgets

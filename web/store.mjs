@@ -90,12 +90,14 @@ class Runs extends EventTarget {
     return run
   }
 
-  /** Note what came of it: a line to show, or an `error`. */
-  tell(name, told, error = null) {
+  /** Note what came of it: a line to show for some seconds, or `until` a promise is kept; or an `error`. */
+  tell(name, told, error = null, until = null) {
     const run = this._make(name)
     Object.assign(run, { request: '', requestFailed: error?.message ?? '', told })
     this.changed(run)
-    if (told) setTimeout(() => run.told === told && this.changed(Object.assign(run, { told: '' })), TOLD)
+    const over = () => run.told === told && this.changed(Object.assign(run, { told: '' }))
+    if (until) until.then(over, (failed) => this.tell(name, '', failed))
+    else if (told) setTimeout(over, TOLD)
   }
 
   /** POST `body` to a route of the run. Resolves to the answer; rejects with one line that says why not. */
@@ -103,6 +105,11 @@ class Runs extends EventTarget {
     return answerOf(api.fetchApi(`${address(name)}/${action}`, {
       method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body),
     }))
+  }
+
+  /** The losses of these steps alone, in bins: single steps, unless they are very many. */
+  async losses(name, first, last) {
+    return (await this.fetch(name, `losses?first=${first}&last=${last}`)).losses
   }
 
   /** GET a route of the run: "details", "graph", "log". Rejects with one line. */

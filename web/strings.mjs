@@ -16,6 +16,9 @@ function until(rest) {
 }
 
 const EN = {
+  /** A row of short texts; a text and what it is about. */
+  listed: (parts) => parts.join(', '),
+  about: (what, text) => `${what}: ${text}`.trim(),
   states: {
     none: 'No run yet',
     created: 'Ready',
@@ -28,6 +31,8 @@ const EN = {
     failed: 'Failed',
     interrupted: 'Interrupted',
   },
+  notStarted: 'Not started',
+  endedBefore: (node, why) => `The prompt ended before training, at ${node}: ${why}`,
   hints: {
     none: 'Queue the graph to start training.',
     created: 'Queue the graph to start training.',
@@ -96,11 +101,18 @@ const EN = {
   logAxisTip: 'Logarithmic axis',
   step: 'step',
   loss: 'loss',
-  raw: 'single',
+  legend: 'Curves: press one to hide it, or to show it again',
+  raw: 'each step',
+  rawTip: 'The loss of each step. It jumps with the noise level that the step has drawn.',
   smoothed: 'loss (smoothed)',
   smooth: 'smoothed',
+  smoothTip: 'The running mean of the losses: the line to look at.',
   validation: 'validation',
+  fixedNoise: 'validation (fixed noise)',
+  validationTip: 'The loss of the pictures that are never trained, with the same noise each time: it can be compared '
+    + 'between steps.',
   rate: 'learning rate',
+  rateTip: 'The learning rate of each step, on a scale of its own.',
   perStep: 'per step',
   left: 'left',
   imagesPerSecond: 'images / s',
@@ -155,6 +167,8 @@ const EN = {
     rolledBack: (run, step) => `${run} went back to step ${step}`,
     spike: (run, step) => `${run}: the loss jumped at step ${step}`,
     exported: (file) => `Exported ${file}`,
+    listed: (loader, name) => `Press R, then ${loader} lists it as ${name}`,
+    folder: (folder) => `Folder: ${folder}`,
   },
 
   drop: {

@@ -5,6 +5,8 @@ function until(rest) {
 }
 
 export const ZH = {
+  listed: (parts) => parts.join('，'),
+  about: (what, text) => `${what}：${text}`,
   states: {
     none: '还没有训练',
     created: '就绪',
@@ -17,6 +19,8 @@ export const ZH = {
     failed: '失败',
     interrupted: '意外中断',
   },
+  notStarted: '未开始',
+  endedBefore: (node, why) => `任务在训练之前就结束了，出错的节点是“${node}”：${why}`,
   hints: {
     none: '把图加入队列即可开始训练。',
     created: '把图加入队列即可开始训练。',
@@ -82,11 +86,17 @@ export const ZH = {
   logAxisTip: '对数坐标轴',
   step: '步',
   loss: '损失',
-  raw: '单步',
+  legend: '曲线：点一条可隐藏或再次显示',
+  raw: '每一步',
+  rawTip: '每一步的损失。它随该步抽到的噪声水平跳动。',
   smoothed: '损失（平滑）',
   smooth: '平滑',
+  smoothTip: '损失的滑动平均：看这条线。',
   validation: '验证',
+  fixedNoise: '验证（固定噪声）',
+  validationTip: '从不参与训练的图片的损失，每次用相同的噪声，因此各步之间可以比较。',
   rate: '学习率',
+  rateTip: '每一步的学习率，使用自己的刻度。',
   perStep: '每步',
   left: '剩余',
   imagesPerSecond: '图 / 秒',
@@ -141,6 +151,8 @@ export const ZH = {
     rolledBack: (run, step) => `${run} 回到了第 ${step} 步`,
     spike: (run, step) => `${run}：损失在第 ${step} 步突然跳高`,
     exported: (file) => `已导出 ${file}`,
+    listed: (loader, name) => `按 R 刷新后，“${loader}”中的名称为 ${name}`,
+    folder: (folder) => `文件夹：${folder}`,
   },
 
   drop: {

@@ -34,7 +34,7 @@ button.link { padding: 0; border: 0; background: none; color: inherit; text-deco
 button.danger { border-color: color-mix(in srgb, var(--bad) 60%, transparent); color: var(--bad-ink); }
 input[type='text'], input[type='number'], textarea, select {
   min-width: 0; padding: 2px 6px; border: 1px solid var(--line); border-radius: 4px;
-  background: color-mix(in srgb, var(--comfy-input-bg, #222) 80%, var(--ground)); color: inherit; font: inherit;
+  background: color-mix(in srgb, var(--comfy-input-bg, #222) 80%, var(--ground)); color: var(--ink); font: inherit;
 }
 input[aria-invalid] { border-color: var(--bad); }
 p.is-error, .is-error { color: var(--bad-ink); }
@@ -43,17 +43,22 @@ p.is-error, .is-error { color: var(--bad-ink); }
   position: relative; flex: 1; min-height: 96px;
   display: grid; grid-template: auto 1fr auto / auto 1fr; column-gap: 6px;
 }
-.legend { grid-area: 1 / 1 / 2 / 3; display: flex; flex-wrap: wrap; gap: 0 8px; min-height: 18px; }
+.legend { grid-area: 1 / 1 / 2 / 3; display: flex; align-items: start; gap: 8px; }
+.marks { flex: 1; display: flex; flex-wrap: wrap; gap: 0 8px; min-width: 0; }
+.is-none { visibility: hidden; }
 button.mark {
   display: flex; align-items: center; gap: 4px; padding: 0 2px; border: 0; background: none; color: var(--dim);
   font-size: 10px; line-height: 16px;
 }
-button.mark::before { content: ''; width: 10px; height: 2px; border-radius: 1px; background: var(--mark); }
+button.mark::before { content: ''; flex: none; width: 12px; border-top: 2px solid var(--mark); }
 button.mark[aria-pressed='false'] { text-decoration: line-through; }
-.mark-loss { --mark: var(--accent); }
+.mark-raw, .mark-smooth { --mark: var(--accent); }
 .mark-validation { --mark: var(--second); }
 .mark-rate { --mark: var(--third); }
-button.mark.log { margin-left: auto; padding: 0 5px; border: 1px solid var(--line); border-radius: 3px; text-decoration: none; }
+button.mark-raw::before { border-top-width: 1px; opacity: 0.6; }
+button.mark-rate::before { border-top-style: dashed; border-top-width: 1px; }
+button.mark-validation::before { width: 5px; height: 5px; margin: 0 3px; border: 0; border-radius: 50%; background: var(--mark); }
+button.mark.log { padding: 0 5px; border: 1px solid var(--line); border-radius: 3px; text-decoration: none; }
 button.mark.log::before { display: none; }
 button.mark.log[aria-pressed='true'] { background: color-mix(in srgb, var(--ink) 16%, transparent); color: var(--ink); }
 .plot { position: relative; grid-area: 2 / 2; min-width: 0; min-height: 0; cursor: crosshair; touch-action: none; }
@@ -119,7 +124,7 @@ header { display: flex; align-items: center; gap: 6px; min-height: 22px; }
 .tools { flex: none; display: flex; align-items: center; gap: 6px; }
 .tools button { padding: 1px 8px; font-size: 11px; }
 .rate-field { display: flex; flex: 1; align-items: center; justify-content: flex-end; gap: 4px; min-width: 0; color: var(--dim); font-size: 11px; }
-.rate-field input { width: 64px; padding: 1px 5px; color: var(--ink); }
+.rate-field input { width: 64px; padding: 1px 5px; }
 .overlay {
   position: absolute; inset: 0; z-index: 1; display: flex; flex-direction: column; gap: 6px; padding: 6px;
   border: 1px solid var(--line); border-radius: 6px; background: var(--ground); visibility: visible;
@@ -137,6 +142,7 @@ p:empty { display: none; }
 
 export const SAID_STYLE = `
 :host { display: block; }
+.said.is-error { color: color-mix(in srgb, #ef4444 38%, var(--input-text, #ddd)); }
 .said {
   box-sizing: border-box; width: 100%; height: 100%; overflow: auto; padding: 6px 10px; border-radius: 6px;
   background: color-mix(in srgb, var(--comfy-menu-bg, #222) 60%, var(--comfy-input-bg, #222));

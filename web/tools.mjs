@@ -1,7 +1,7 @@
 // The row of tools under the panel's facts: save, sample, let others through, learning rate.
 
 import { letThrough, sampleNow, save, setRate } from './actions.mjs'
-import { button, make, setText } from './dom.mjs'
+import { button, make } from './dom.mjs'
 import { figure } from './format.mjs'
 import { pictureOf, runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
@@ -69,7 +69,7 @@ export class Tools {
   _toggleForm() {
     if (!this.overlay.hidden) return this._close()
     const prompt = make('textarea')
-    Object.assign(prompt, { rows: 3, placeholder: TEXT.samplePrompt, value: this.last ?? '', required: true })
+    Object.assign(prompt, { rows: 3, placeholder: TEXT.samplePrompt, required: true })
     prompt.setAttribute('aria-label', TEXT.samplePrompt)
     prompt.addEventListener('keydown', (event) => {
       if (event.key === 'Escape') this._close()
@@ -85,17 +85,32 @@ export class Tools {
     this.overlay.replaceChildren(prompt, row)
     this.overlay.hidden = false
     prompt.focus()
+    this._suggest(prompt)
   }
 
-  _onSubmit(event) {
+  /** The prompt that was typed last for this run, else the first of its previews: selected, so that typing replaces it. */
+  async _suggest(field) {
+    const typed = keptPrompt(runs.get(this.name()))
+    const text = typed || (await runs.fetch(this.name(), 'details').catch(() => ({}))).prompt
+    if (!text || field.value || !field.isConnected) return
+    field.value = text
+    field.select()
+  }
+
+  async _onSubmit(event) {
     event.preventDefault()
-    const text = this.overlay.querySelector('textarea')?.value.trim()
-    if (!text) return
-    this.last = text.split(/\s+/).join(' ')
-    this.waiting = Date.now() / 1000
-    this.known = null
+    const prompt = this.overlay.querySelector('textarea')?.value.trim().split(/\s+/).join(' ')
+    if (!prompt) return
+    const name = this.name()
+    const run = runs.get(name)
+    keepPrompt(run, prompt)
+    const waiting = { name, prompt, step: run?.status?.step ?? 0, ended: false }
+    this.waiting = waiting
     this._close()
-    sampleNow(this.name(), text)
+    const asked = await sampleNow(name, prompt)
+    if (!asked || !(await asked.ended) || this.waiting !== waiting) return
+    waiting.ended = true
+    runs.load(name)
   }
 
   _close() {
@@ -104,21 +119,40 @@ export class Tools {
     this.sample.focus()
   }
 
-  /** Once it is there. */
+  /** Once it is there. It may have been there before: of the same step and settings no other is made. */
   _showPicture(run) {
-    if (!this.waiting || !run) return
-    const found = run.samples.filter((sample) => sample.prompt === this.last)
-    this.known ??= new Set(found.map((sample) => sample.file))
-    const made = found.find((sample) => !this.known.has(sample.file))
+    const { waiting } = this
+    if (!waiting?.ended || run?.name !== waiting.name) return
+    const made = run.samples.findLast((sample) => sample.prompt === waiting.prompt && sample.step >= waiting.step)
     if (!made) return
     this.waiting = null
     const picture = make('img')
     picture.src = pictureOf(run.name, made.file, 512)
     picture.alt = made.prompt
-    const caption = make('figcaption', '', `${TEXT.tab.atStep(made.step)}: ${made.prompt}`)
+    const caption = make('figcaption', '', TEXT.about(TEXT.tab.atStep(made.step), made.prompt))
     const close = button('close', TEXT.close, '', () => this._close())
     this.overlay.replaceChildren(picture, caption, close)
     this.overlay.hidden = false
-    setText(this.sample, TEXT.sample)
+  }
+}
+
+/** Where a browser keeps the prompt that was typed last for a run. */
+function placeOf(run) {
+  return `flux_fft.prompt.${run?.status?.uid ?? ''}`
+}
+
+function keptPrompt(run) {
+  try {
+    return localStorage.getItem(placeOf(run)) ?? ''
+  } catch {
+    return '' // this browser keeps nothing
+  }
+}
+
+function keepPrompt(run, prompt) {
+  try {
+    localStorage.setItem(placeOf(run), prompt)
+  } catch {
+    // this browser keeps nothing, or no more
   }
 }

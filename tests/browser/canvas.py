@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Playwright, Response
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Playwright, Response, expect
 
+from tests.browser.panel import Panel
 from tests.comfyui.server import PACK_NAME, Server
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
@@ -21,6 +22,9 @@ _HELPERS = """(() => {
   globalThis.textsOf = (scope) => [...document.querySelectorAll('*')].filter((e) => e.shadowRoot).flatMap((e) => [
     ...e.shadowRoot.querySelectorAll(`${scope} *`)]).filter((e) => e.checkVisibility({ visibilityProperty: true })
     && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
+  globalThis.fieldsOf = (scope) => [...document.querySelectorAll('*')].filter((e) => e.shadowRoot).flatMap((e) => [
+    ...e.shadowRoot.querySelectorAll(`${scope} :is(input, textarea, select)`)]).filter((e) => e.checkVisibility(
+    { visibilityProperty: true }) && !['checkbox', 'range'].includes(e.type))
   const rgba = (text) => {
     const canvas = globalThis.probe ??= new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true })
     canvas.clearRect(0, 0, 1, 1)
@@ -48,6 +52,7 @@ _HELPERS = """(() => {
   }
 })();
 """
+expect.set_options(timeout=60_000)
 OURS = (f"/extensions/{PACK_NAME}/", "/flux_fft/", "flux_fft", "FluxFFT")
 
 
@@ -69,6 +74,7 @@ class Canvas:
         server.post("/api/settings", {
             "Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": renderer == "vue", "Comfy.ColorPalette": theme,
             "Comfy.Workflow.WarnBeforeClose": False, "Comfy.Release.Status": "skipped",
+            "Comfy.RightSidePanel.IsOpen": False,
         })
         self.page: Page = browser.new_page(viewport={"width": 1400, "height": 900}, device_scale_factor=2)
         self.page.set_default_timeout(60_000)
@@ -101,7 +107,10 @@ class Canvas:
         """Until the frontend has loaded the pack's extension and drawn its first graph."""
         self.page.wait_for_function(
             "() => window.app?.canvas?.graph && window.app.extensions.some((e) => e.name === 'fluxfullfinetune.panel')")
-        self.page.wait_for_timeout(1500)  # it loads its default or last graph after that
+        # It loads its default graph, or the last one, after that.
+        self.page.wait_for_function("""() => window.app.canvas.graph.nodes.length > 0
+          && (window.app.extensionManager?.workflow?.activeWorkflow ?? true)""")
+        self.page.wait_for_timeout(500)
 
     def reload(self) -> None:
         self.page.reload()
@@ -172,8 +181,26 @@ class Canvas:
           return JSON.stringify([...lines].map((line) => line.innerText))
         }""", str(node)))
 
-    def toasts(self) -> list[str]:
-        return self.page.locator(".p-toast-message").all_inner_texts()
+    def wait_said(self, node: int | str, text: str) -> None:
+        """Until a line that a node had to say holds ``text``."""
+        for _ in range(600):
+            if any(text in line for line in self.said(node)):
+                return
+            self.page.wait_for_timeout(100)
+        raise AssertionError(f"node {node} does not say {text!r}: {self.said(node)}")
+
+    def toast(self, text: str) -> Locator:
+        """The toast that says so; ComfyUI's own are found too."""
+        return self.page.locator(".p-toast-message", has_text=text)
+
+    def wait_quiet(self, seconds: float = 4.0) -> None:
+        """Until the pack has asked its server for nothing for so long; what is on its way may come before."""
+        for _ in range(10):
+            asked = len(self.requests)
+            self.page.wait_for_timeout(1000 * seconds)
+            if len(self.requests) == asked:
+                return
+        raise AssertionError(f"it goes on asking: {self.requests[-5:]}")
 
     def open_tab(self) -> Locator:
         """Open the runs sidebar, unless it is; what lies in it."""
@@ -192,13 +219,14 @@ class Canvas:
         session.detach()
 
     def contrasts(self, scope: str) -> list[str]:
-        """Visible texts within ``scope`` (in a shadow root) whose contrast is below 4.5 (WCAG AA), and how high it is.
+        """Visible texts and fields within ``scope`` (in a shadow root) whose contrast is below 4.5 (WCAG AA), and it.
 
         Disabled controls are exempt, as in WCAG.
         """
-        return json.loads(self.page.evaluate(_HELPERS + """(scope) => JSON.stringify(textsOf(scope).filter(
-          (e) => !e.closest(':disabled')).map((e) => [contrast(e), e]).filter(([ratio]) => ratio < 4.5).map(
-          ([ratio, e]) => `${ratio.toFixed(2)} ${e.className} ${e.textContent}`))""", scope))
+        return json.loads(self.page.evaluate(_HELPERS + """(scope) => JSON.stringify(
+          [...textsOf(scope), ...fieldsOf(scope)].filter((e) => !e.closest(':disabled')).map((e) => [contrast(e), e])
+          .filter(([ratio]) => ratio < 4.5)
+          .map(([ratio, e]) => `${ratio.toFixed(2)} ${e.className} ${e.value ?? e.textContent}`))""", scope))
 
     def cut_off(self, scope: str) -> list[str]:
         """Visible texts within ``scope`` that are wider than their place, or lie outside of it sideways."""
@@ -212,73 +240,3 @@ class Canvas:
 
     def panel(self, node: int | str) -> Panel:
         return Panel(self, str(node))
-
-
-class Panel:
-    """The status panel of a Train Steps node, read as a user sees it."""
-
-    def __init__(self, canvas: Canvas, node: str) -> None:
-        self.canvas, self.node = canvas, node
-
-    def read(self) -> dict[str, Any]:
-        """The texts by their labels, state, run, line, hint; whether pause, stop can be pressed; the curve's points."""
-        return json.loads(self.canvas.page.evaluate("""(id) => {
-          const node = window.app.canvas.graph.getNodeById(id)
-          const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot
-          const text = (css) => root.querySelector(css)?.textContent ?? null
-          const facts = [...root.querySelectorAll('dl > div')].map((d) => [
-            d.querySelector('dt').textContent, d.querySelector('dd').textContent])
-          return JSON.stringify({
-            ...Object.fromEntries(facts), state: text('.state'), run: text('.run-name'), line: text('.line'),
-            hint: text('.hint'),
-            pause: !root.querySelector('.pause').disabled, stop: !root.querySelector('.stop').disabled,
-            curve: (root.querySelector('.bold').getAttribute('d') ?? '').split('L').length,
-            last: root.querySelector('.steps span:last-child')?.textContent ?? '',
-            error: root.querySelector('p').classList.contains('is-error'),
-            box: (({ width, height, top, left }) => ({ width, height, top, left }))(
-              root.querySelector('.panel').getBoundingClientRect()),
-          })
-        }""", self.node))
-
-    def step(self) -> int:
-        """The step it shows; -1: none."""
-        text = (self.read()["step"] or "").split("/")[0].strip().replace(",", "")
-        return int(text) if text else -1
-
-    def wait(self, what: str, seconds: float = 60.0) -> dict[str, Any]:
-        """Until ``what``, JavaScript over ``p`` (what ``read`` gives) and ``step``, is true."""
-        deadline = int(seconds * 10)
-        for _ in range(deadline):
-            read = self.read()
-            step = int((read["step"] or "-1").split("/")[0].strip().replace(",", "") or -1)
-            if self.canvas.page.evaluate(f"([p, step]) => {what}", [read, step]):
-                return read
-            self.canvas.page.wait_for_timeout(100)
-        raise AssertionError(f"the panel did not come to show {what}: {self.read()}\n{self.canvas.server.tail(30)}")
-
-    def press(self, button: str) -> None:
-        """Click Pause or Stop as a user does, where it is drawn."""
-        spot = json.loads(self.canvas.page.evaluate("""([id, name]) => {
-          const node = window.app.canvas.graph.getNodeById(id)
-          const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot
-          const box = root.querySelector('.' + name).getBoundingClientRect()
-          return JSON.stringify([box.left + box.width / 2, box.top + box.height / 2])
-        }""", [self.node, button]))
-        self.canvas.page.mouse.click(*spot)
-
-    def cut_off(self) -> list[str]:
-        """Texts of the panel that are wider than their place, or lie outside the panel."""
-        return json.loads(self.canvas.page.evaluate("""(id) => {
-          const node = window.app.canvas.graph.getNodeById(id)
-          const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot
-          const panel = root.querySelector('.panel').getBoundingClientRect()
-          const found = []
-          for (const element of root.querySelectorAll('.state, button, dd, dt, .values span, .steps span')) {
-            if (!element.checkVisibility({ visibilityProperty: true }) || !element.textContent) continue
-            const box = element.getBoundingClientRect()
-            const out = box.left < panel.left - 1 || box.right > panel.right + 1 || box.bottom > panel.bottom + 1
-            const cut = element.clientWidth > 0 && element.scrollWidth > element.clientWidth + 1
-            if (out || cut) found.push(element.textContent)
-          }
-          return JSON.stringify(found)
-        }""", self.node))

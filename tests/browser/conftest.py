@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +21,27 @@ NO_COMFYUI = f"no ComfyUI at {LOOKED_AT}: set COMFYUI_PATH to test against one"
 NO_CHROMIUM = "no chromium on the PATH: install it to test the canvas"
 
 
+NEIGHBOUR = "another_pack"
+"""A pack of somebody else's, to see that it is left alone."""
+
+
+def _write_neighbour(folder: Path) -> None:
+    (folder / "web").mkdir(parents=True)
+    (folder / "__init__.py").write_text('NODE_CLASS_MAPPINGS = {}\nWEB_DIRECTORY = "./web"\n')
+    (folder / "web" / "theirs.mjs").write_text("export {}\n")
+
+
 def pytest_report_header() -> str:
     versions = ", ".join(f"{i.version} ({i.path})" for i in INSTALLS) or NO_COMFYUI
     return f"browser: {CHROMIUM or NO_CHROMIUM}; {versions}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests have measured (``record_property``) is told, whether they pass or not."""
+    reports = [r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind) if r.when == "call"]
+    for report in reports:
+        for what, value in report.user_properties:
+            terminalreporter.write_line(f"measured: {what} {value} ({report.nodeid.rpartition('::')[2]})")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -38,7 +58,9 @@ def install(request: pytest.FixtureRequest) -> Install:
 
 @pytest.fixture(scope="session")
 def server(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(install, tmp_path_factory.mktemp(f"browser-{install.version}"))
+    base = tmp_path_factory.mktemp(f"browser-{install.version}")
+    _write_neighbour(base / "custom_nodes" / NEIGHBOUR)
+    running = Server(install, base)
     try:
         yield running
     finally:

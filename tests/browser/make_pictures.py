@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser.canvas import Canvas, launch
-from tests.browser.test_panel import DEMO, demo, wait_idle, with_previews
+from tests.browser.runs import DEMO, demo, wait_idle, with_previews
 from tests.comfyui.server import PACK, Graph, Server, find_installs
 
 log = logging.getLogger(__name__)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from tests.browser.canvas import Canvas
-from tests.browser.test_panel import demo
+from tests.browser.runs import demo, long_run
 from tests.comfyui.server import PACK, PACK_NAME, Server
 from tests.comfyui.test_locales import LANGUAGES, read
 
@@ -21,14 +22,19 @@ def test_all_that_is_shown_speaks_the_language_that_is_set(canvas: Callable[...,
         server.post("/api/settings", {"Comfy.Locale": language})
         try:
             page = canvas()
+            if not (server.home / "spoken").exists():
+                long_run(server, "spoken", 1500)
             train = demo(page, "never_started", 100)
             texts = page.page.evaluate(
                 f"async () => (await import('/extensions/{PACK_NAME}/strings_{language}.mjs'))['{language.upper()}']"
                 ".states.none")
-            assert page.panel(train).read()["state"] == texts != "No run yet"
+            assert texts != "No run yet"
+            page.panel(train).wait(f"p.state === {json.dumps(texts)}")
             title = page.page.evaluate("(id) => window.app.canvas.graph.getNodeById(id).title", train)
             assert title == read(language, "nodeDefs.json")["FluxFFTTrainSteps"]["display_name"]
-            page.open_tab()
+            row = page.open_tab().locator(".runs button", has_text="spoken").locator(".about")
+            row.wait_for()
+            assert ", " not in row.inner_text(), "commas are the language's own"
             page.screenshot(f"language-{language}")
         finally:
             server.post("/api/settings", {"Comfy.Locale": "en"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,11 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from tests.browser.canvas import Canvas
-from tests.browser.test_panel import demo, skip_old_vue, stop, wait_idle, with_previews
+from tests.browser.runs import EMPTY, demo, skip_old_vue, stop, wait_idle, with_previews
 from tests.comfyui.server import Server
-
-EMPTY = {"last_node_id": 0, "last_link_id": 0, "nodes": [], "links": [], "version": 0.4}
 
 
 @pytest.mark.parametrize("renderer, theme", [("classic", "dark"), ("vue", "light")])
@@ -29,8 +29,8 @@ def test_a_run_is_opened_compared_copied_exported_and_deleted(
     with_previews(page, 4)
     page.queue()
     try:
-        page.page.get_by_text(f"{run} is finished").first.wait_for(timeout=180_000)
-        assert page.panel(train).read()["state"] == "Finished"
+        page.page.get_by_text(f"{run} is finished").first.wait_for(timeout=300_000)
+        page.panel(train).wait("p.state === 'Finished'")
         wait_idle(server)
 
         tab = page.open_tab()
@@ -42,32 +42,32 @@ def test_a_run_is_opened_compared_copied_exported_and_deleted(
         page.page.keyboard.press("Enter")
         tab.locator(".pictures img").first.wait_for()
         assert page.page.evaluate("() => document.activeElement.shadowRoot?.activeElement?.className") == "back"
-        assert tab.locator(".state").first.inner_text() == "Finished"
-        assert "Step 12" in tab.locator(".gallery output").inner_text()
+        expect(tab.locator(".state").first).to_have_text("Finished")
+        expect(tab.locator(".gallery output")).to_have_text("Step 12")
         shown = tab.locator(".pictures img").first.get_attribute("src")
         tab.locator(".gallery input[type=range]").focus()
         page.page.keyboard.press("ArrowLeft")
-        assert "Step 8" in tab.locator(".gallery output").inner_text()
-        assert tab.locator(".pictures img").first.get_attribute("src") != shown
+        expect(tab.locator(".gallery output")).to_have_text("Step 8")
+        expect(tab.locator(".pictures img").first).not_to_have_attribute("src", shown or "")
         _wait_loaded(tab.locator(".pictures img").first)
         page.screenshot(f"sidebar-run-{theme}")
         assert page.contrasts(".tab") == [] and page.cut_off(".tab") == []
 
         tab.locator(".pictures button").first.click()
         pair = tab.locator("dialog .pair output")
-        assert [pair.nth(i).inner_text() for i in (0, 1)] == ["Step 4", "Step 8"]
+        expect(pair).to_have_text(["Step 4", "Step 8"])
         page.page.keyboard.press("ArrowRight")
-        assert pair.nth(1).inner_text() == "Step 12"
+        expect(pair).to_have_text(["Step 4", "Step 12"])
         for side in tab.locator("dialog .pair img").all():
             _wait_loaded(side)
         page.screenshot(f"sidebar-compare-{theme}")
         page.page.keyboard.press("Escape")
-        assert tab.locator("dialog").count() == 0
+        expect(tab.locator("dialog")).to_have_count(0)
 
         for summary in tab.locator("summary").all():
             summary.click()
-        texts = tab.locator("table").all_inner_texts()
-        assert any("Step 12" in text for text in texts) and any("resolution" in text for text in texts)
+        for text in ("Step 12", "resolution"):
+            expect(tab.locator("table", has_text=text).first).to_be_visible()
         page.page.set_viewport_size({"width": 933, "height": 600})  # a browser's zoom of 150 %
         page.page.wait_for_timeout(400)
         page.screenshot(f"sidebar-run-150-{theme}")
@@ -77,10 +77,10 @@ def test_a_run_is_opened_compared_copied_exported_and_deleted(
         _copy_settings(page, tab, run)
         _export(page, tab, server, run)
         tab.locator("button.delete").click()
-        assert "cannot be undone" in tab.locator("form.ask").inner_text()
+        expect(tab.locator("form.ask")).to_contain_text("cannot be undone")
         tab.locator("form.ask .go").click()
         tab.locator(".tab .refresh").wait_for()
-        assert not tab.locator(".runs button", has_text=run).count()
+        expect(tab.locator(".runs button", has_text=run)).to_have_count(0)
         assert not (server.home / run).exists()
     finally:
         if (server.home / run).exists():
@@ -116,10 +116,23 @@ def _export(page: Canvas, tab: Any, server: Server, run: str) -> None:
     tab.locator("button.export").click()
     tab.locator("form.ask input[name=filename]").fill(f"{run}_out")
     page.screenshot("sidebar-export")
+    assert page.contrasts(".tab") == []
+    for field in tab.locator("form.ask :is(input[type=text], input[type=number], select)").all():
+        assert field.evaluate("(e) => getComputedStyle(e).color === getComputedStyle(e.closest('.tab')).color")
+    tab.locator("form.ask input[name=filename]").fill(f"mine/{run}_out")
     page.page.keyboard.press("Enter")
-    file = server.base / "models" / "diffusion_models" / f"{run}_out.safetensors"
-    page.page.get_by_text(f"Exported {file.name}").wait_for()
-    wait_idle(server, 60)
+    expect(tab.locator(".run > .line")).to_have_text("The export is queued.")
+    file = server.base / "models" / "diffusion_models" / "mine" / f"{run}_out.safetensors"
+    toast = page.toast(f"Exported {file.name}")
+    toast.wait_for()
+    page.screenshot("sidebar-exported")
+    name = os.path.join("mine", file.name)
+    expect(toast).to_contain_text(f"Load Diffusion Model lists it as {name}")
+    expect(toast).to_contain_text(f"Folder: {file.parent.resolve()}")
+    kind, *about = server.get("/object_info/UNETLoader")["UNETLoader"]["input"]["required"]["unet_name"]
+    assert name in (kind if isinstance(kind, list) else about[0]["options"])
+    expect(tab.locator(".run > .line")).not_to_have_text("The export is queued.")
+    wait_idle(server)
     assert file.stat().st_size > 1e5
     assert all("flux_fft_" not in str(n["id"]) for n in page.nodes())
 
@@ -139,9 +152,9 @@ def test_a_zip_and_a_folder_that_are_dropped_become_datasets(
     _pictures(tmp_path / "squares")
     page.drop(tmp_path / "squares", 700, 400)
     page.page.wait_for_function("() => window.app.canvas.graph.nodes.length === 1")
-    assert any("3 pictures and 1 caption file," in text for text in page.toasts())
-    node = page.nodes()[0]
-    assert node["type"] == "FluxFFTDataset" and ["folder", "squares"] in node["widgets"]
+    page.toast("3 pictures and 1 caption file,").wait_for()
+    page.page.wait_for_function("""() => window.app.canvas.graph.nodes[0].type === 'FluxFFTDataset'
+      && window.app.canvas.graph.nodes[0].widgets.find((w) => w.name === 'folder').value === 'squares'""")
     names = sorted(p.name for p in (server.base / "input" / "squares").iterdir())
     assert names == ["0.png", "0.txt", "1.png", "2.png"]
 

@@ -15,8 +15,9 @@ def recipe(**values) -> dict:
     return {"shapes": SHAPES, "recipe": {"batch_size": 2, **values}}
 
 
-def session(run: RunDirectory) -> Session:
-    made = Session(run)
+def session(run: RunDirectory, told: list[dict] | None = None) -> Session:
+    """The run with its engine, in training; what it tells is added to ``told``."""
+    made = Session(run, watch=([] if told is None else told).append)
     made.begin()
     made.use(made.load())
     made.transition("training", target=100)
@@ -29,6 +30,17 @@ def poison(run: RunDirectory, *indices: int) -> list[str]:
     for sample in samples:
         Cache(run.path / "cache").write("latents", sample["latent"], torch.full((16, *sample["shape"]), float("nan")))
     return [sample["image"] for sample in samples]
+
+
+def infinite_gradients(one: Session, *stages: str) -> None:
+    """Have the next step's gradients of these stages not be finite."""
+    for arena in (stage.arena for stage in one.trainer.stages if stage.name in stages):
+
+        def infinite(g, add, arena=arena, take=arena.take_gradients):
+            arena.take_gradients = take
+            take([g[0] * float("inf"), *g[1:]], add=add)
+
+        arena.take_gradients = infinite
 
 
 def events(run: RunDirectory, *kinds: str) -> list[dict]:

@@ -6,10 +6,22 @@ from trainer.loop import Trainer
 from trainer.run import RunDirectory
 
 SPLIT = {"optimizer": {"weight_precision": "split"}}
+ADAN = {"kind": "adan", "betas": (0.98, 0.92, 0.99)}
+KINDS = [
+    {"weight_precision": "split"},
+    {"weight_precision": "stochastic"},
+    {"weight_precision": "nearest", "lr": 1e-2},
+    {"weight_precision": "f32"},
+    {"weight_precision": "split", "state_format": "f32"},
+    {"weight_precision": "split", "state_format": "u16pow"},
+    {**ADAN, "weight_precision": "split", "state_format": "int8"},
+]
+"""Optimizers of each way to keep weights and states."""
 
 
 def contents(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Copies of all weights, residuals and states."""
+    """Copies of all weights, residuals and states, by stage, group and name."""
+    trainer.conveyor.streams.synchronize()
     return {
         f"{stage.name}.{group.label}.{name}": tensor.clone()
         for stage in trainer.stages
@@ -25,6 +37,12 @@ def exact(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """What differs is named."""
+    assert a.keys() == b.keys()
+    assert not [name for name in a if not torch.equal(a[name], b[name])]
 
 
 def engine(run: RunDirectory, **options) -> Trainer:

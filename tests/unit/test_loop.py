@@ -1,11 +1,11 @@
 """The engine's step: what may not change a result, what must, and what is refused."""
 
-import math
 from dataclasses import replace
 from unittest.mock import ANY
 
 import pytest
 import torch
+from states import assert_same, contents
 
 from trainer import flow
 from trainer.config import STATE_FORMATS, WEIGHT_PRECISIONS
@@ -17,28 +17,12 @@ from trainer.weights import write_safetensors
 PRECISIONS = ["f32", "split"]
 
 
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Every tensor of the trainer's state, by stage."""
-    found = {}
-    for stage in trainer.stages:
-        for group in stage.arena.groups:
-            tensors = {"weight": group.current, **group.storage}
-            found |= {f"{stage.name}.{group.label}.{k}": t.clone() for k, t in tensors.items()}
-    return found
-
-
 def trained(tiny, steps, name="run", **settings) -> Trainer:
     config, folder, manifest = tiny(name=name, **settings)
     trainer = Trainer(config, folder, dataset=manifest)
     for _ in range(steps):
         trainer.train_step()
     return trainer
-
-
-def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -51,7 +35,7 @@ def test_swapping_and_offloading_change_no_bit(tiny, precision, swap, offload):
         tiny, 20, "moved", optimizer=optimizer, memory={"blocks_to_swap": swap, "activation_offload": offload}
     )
     assert sum(not s.arena.resident for s in moved.stages) == swap
-    assert_equal(weights(plain), weights(moved))
+    assert_same(contents(plain), contents(moved))
 
 
 @pytest.mark.parametrize("chunk", [256, 4096])
@@ -59,14 +43,14 @@ def test_chunk_size_changes_no_bit(tiny, monkeypatch, chunk):
     plain = trained(tiny, 5, "plain", optimizer={"weight_precision": "split"})
     monkeypatch.setattr("trainer.memory.arena.CHUNK", chunk)
     small = trained(tiny, 5, "small", optimizer={"weight_precision": "split"})
-    assert_equal(weights(plain), weights(small))
+    assert_same(contents(plain), contents(small))
 
 
 def test_micro_batches_give_the_same_step(tiny):
     plain = trained(tiny, 1, "plain", optimizer={"eps": 1e-4, "state_format": "f32"})
     split = trained(tiny, 1, "split", optimizer={"eps": 1e-4, "state_format": "f32"}, memory={"micro_batch": 1})
-    for name, value in weights(plain).items():
-        assert torch.allclose(value, weights(split)[name], rtol=1e-4, atol=1e-6), name
+    for name, value in contents(plain).items():
+        assert torch.allclose(value, contents(split)[name], rtol=1e-4, atol=1e-6), name
 
 
 @pytest.mark.parametrize("kind", [{}, {"kind": "adan", "betas": (0.98, 0.92, 0.99)}])
@@ -128,7 +112,7 @@ def test_resuming_continues_bit_for_bit(tiny, tmp_path, kind, precision, state_f
     assert second.step == 4
     for _ in range(4):
         second.train_step()
-    assert_equal(weights(straight), weights(second))
+    assert_same(contents(straight), contents(second))
 
 
 def test_a_state_of_another_optimizer_is_refused_before_anything_changes(tiny, tmp_path):
@@ -137,10 +121,10 @@ def test_a_state_of_another_optimizer_is_refused_before_anything_changes(tiny, t
     state.mkdir()
     adan.save(state)
     other = trained(tiny, 1, "nadam")
-    before = weights(other)
+    before = contents(other)
     with pytest.raises(ValueError, match="another optimizer"):
         other.load(state)
-    assert_equal(before, weights(other))
+    assert_same(before, contents(other))
 
 
 def test_parking_changes_nothing(tiny):
@@ -150,19 +134,19 @@ def test_parking_changes_nothing(tiny):
     parked.train_step()
     parked.park()
     parked.train_step()
-    assert_equal(weights(straight), weights(parked))
+    assert_same(contents(straight), contents(parked))
 
 
 def test_a_loss_that_is_no_number_stops_before_any_weight_changes(tiny):
     config, folder, manifest = tiny()
     trainer = Trainer(config, folder, dataset=manifest)
     trainer.train_step()
-    before = weights(trainer)
+    before = contents(trainer)
     latents = trainer.data.latents
     trainer.data.latents = lambda *samples: latents(*samples) * float("nan")
     with pytest.raises(NonFiniteLoss, match=r"loss of step 2 .*\.png"):
         trainer.train_step()
-    assert_equal(before, weights(trainer))
+    assert_same(before, contents(trainer))
     assert trainer.step == 1 and not trainer.torn
 
 
@@ -240,11 +224,11 @@ def test_a_gradient_that_is_not_finite_leaves_its_tensors_untouched_and_is_told(
     config, folder, manifest = tiny()
     trainer = Trainer(config, folder, dataset=manifest)
     trainer.train_step()
-    before, take = weights(trainer), trainer.stages[1].arena.take_gradients
+    before, take = contents(trainer), trainer.stages[1].arena.take_gradients
     trainer.stages[1].arena.take_gradients = lambda g, add: take([g[0] * float("inf"), *g[1:]], add=add)
     report = trainer.train_step()
     assert report.not_finite == ("double_blocks.0",)
-    after = weights(trainer)
+    after = contents(trainer)
     same = {name for name in after if torch.equal(after[name], before[name])}
     poisoned = trainer.stages[1].arena.groups[0].label
     assert same == {name for name in after if name.startswith(f"double_blocks.0.{poisoned}.")}
@@ -283,47 +267,6 @@ def test_noise_goes_on_from_that_of_the_run_whose_export_this_one_began_with(tin
             expected = [flow.timestep(config.recipe, child.data.shapes[c[-1]], *c) for c in counters]
             assert r.timesteps == tuple(expected)
     assert {t for r in seen[0] for t in r}.isdisjoint(t for r in seen[1] for t in r)
-
-
-def with_validation(manifest: dict, count: int) -> dict:
-    return {**manifest, "validation": manifest["samples"][:count]}
-
-
-def test_validation_repeats_bit_for_bit_and_knows_nothing_of_batches(tiny):
-    config, folder, manifest = tiny()
-    plain = Trainer(config, folder, dataset=manifest)
-    assert plain.validate() is None
-    trainer = Trainer(config, folder, dataset=with_validation(manifest, 7))
-    before = weights(trainer)
-    first = trainer.validate()
-    assert first == trainer.validate() and math.isfinite(first)
-    assert_equal(before, weights(trainer))
-    assert trainer.train_step() == replace(plain.train_step(), seconds=ANY)
-    assert trainer.validate() != first
-    single = replace(config, recipe=replace(config.recipe, batch_size=1))
-    swapped = replace(single, memory=replace(config.memory, blocks_to_swap=2))
-    assert Trainer(swapped, folder, dataset=with_validation(manifest, 7)).validate() == first
-
-
-def test_validation_is_that_of_the_pictures_held_out(tiny):
-    config, folder, manifest = tiny()
-    some, others = (Trainer(config, folder, dataset={**manifest, "validation": manifest["samples"][part]})
-                    for part in (slice(0, 2), slice(2, 4)))  # fmt: skip
-    assert some.validate() != others.validate()
-
-
-@pytest.mark.parametrize("samples", [1, 2, 3, 7, 15, 16, 63, 64, 65, 1000])
-def test_what_is_measured_is_bounded_and_spread(samples):
-    pairs = flow.fixed_evaluations(samples, 64)
-    assert len(pairs) == len(set(pairs)) == min(64, 16 * samples)
-    assert pairs == flow.fixed_evaluations(samples, 64)
-    seen = [i for i, _ in pairs]
-    counts = [seen.count(i) for i in range(samples)] if samples <= 64 else [1]
-    assert max(counts) - min(counts) <= 1 and max(seen) < samples
-    gaps = [b - a for a, b in zip(sorted(set(seen)), sorted(set(seen))[1:], strict=False)]
-    assert not gaps or max(gaps) <= -(-samples // 64)
-    levels = [at for _, at in pairs]
-    assert {levels.count(at) for at in range(16)} <= ({4} if samples in (16, 64, 65, 1000) else {1, 2, 3, 4, 5})
 
 
 def test_usage_tells_of_the_steps_since(tiny):

@@ -4,7 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+import workers
 from fake_streams import FakeStreams
+from sessions import session
+from states import contents
 
 from trainer.config import OptimizerConfig
 from trainer.flux.model import TINY, FluxParams
@@ -12,20 +15,9 @@ from trainer.live.session import Session
 from trainer.loop import Trainer
 from trainer.memory import plan as planning
 from trainer.memory.plan import Plan, tighter
-from trainer.run import RunDirectory
 
 DEEP = FluxParams(**{**TINY.__dict__, "depth": 2, "depth_single_blocks": 4})
 OUT = torch.cuda.OutOfMemoryError
-
-
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    trainer.conveyor.streams.synchronize()
-    return {
-        f"{stage.name}.{group.label}.{name}": tensor.clone()
-        for stage in trainer.stages
-        for group in stage.arena.groups
-        for name, tensor in {"weight": group.current, **group.storage}.items()
-    }
 
 
 def make(tiny, streams=None, **settings) -> Trainer:
@@ -53,15 +45,15 @@ def test_warming_up_changes_nothing(tiny, fake):
     streams = (FakeStreams(),) if fake else (None,)
     warmed = make(tiny, *streams, name="warmed", memory={"blocks_to_swap": 3})
     plain = make(tiny, name="plain")
-    before = weights(warmed)
+    before = contents(warmed)
     warmed.warm_up()
-    assert all(torch.equal(t, before[n]) for n, t in weights(warmed).items())
+    assert all(torch.equal(t, before[n]) for n, t in contents(warmed).items())
     assert not warmed.torn and warmed.step == 0
     for _ in range(2):
         warmed.train_step()
         plain.train_step()
     warmed.warm_up()
-    assert all(torch.equal(t, weights(plain)[n]) for n, t in weights(warmed).items())
+    assert all(torch.equal(t, contents(plain)[n]) for n, t in contents(warmed).items())
 
 
 def test_a_compiler_that_fails_is_told_and_updates_are_eager_from_then_on(tiny, monkeypatch, caplog):
@@ -79,7 +71,7 @@ def test_a_compiler_that_fails_is_told_and_updates_are_eager_from_then_on(tiny, 
     plain = make(tiny, name="plain")
     for one in (trainer, plain):
         one.train_step()
-    assert all(torch.equal(t, weights(plain)[n]) for n, t in weights(trainer).items())
+    assert all(torch.equal(t, contents(plain)[n]) for n, t in contents(trainer).items())
 
 
 def test_it_warms_up_on_the_largest_pictures(tiny):
@@ -102,7 +94,7 @@ def test_the_next_steps_under_a_tighter_plan_are_those_of_the_looser_one(tiny):
         assert [s.arena.resident for s in tightened.stages[1:-1]] == [i >= expected for i in range(6)]
         for trainer in (plain, tightened):
             trainer.train_step()
-        assert all(torch.equal(t, weights(plain)[n]) for n, t in weights(tightened).items())
+        assert all(torch.equal(t, contents(plain)[n]) for n, t in contents(tightened).items())
     assert tightened.step == plain.step == 4
     assert tightened.tighten() and tightened.plan.micro_batch == 1
     assert not tightened.tighten()
@@ -125,7 +117,7 @@ def test_a_torn_engine_goes_back_to_a_save_point_under_the_tighter_plan(tiny, tm
     assert torn.tighten() and torn.step == 1 and torn.plan.blocks_to_swap == 2
     for trainer in (plain, torn):
         trainer.train_step()
-    assert all(torch.equal(t, weights(plain)[n]) for n, t in weights(torn).items())
+    assert all(torch.equal(t, contents(plain)[n]) for n, t in contents(torn).items())
 
 
 def test_a_plan_is_tightened_within_the_ram(monkeypatch):
@@ -145,19 +137,14 @@ def test_a_plan_is_tightened_within_the_ram(monkeypatch):
     assert [p.micro_batch for p in plans[-2:]] == [2, 1] and plans[-1].blocks_to_swap == 57
 
 
-def session(tiny, **settings) -> tuple[Session, list[dict]]:
-    config, folder, manifest = tiny(params=DEEP, **settings)
-    run = RunDirectory.create(folder, config, manifest)
+def deep(tiny) -> tuple[Session, list[dict]]:
+    """A run in training, and what it tells from now on."""
     told: list[dict] = []
-    made = Session(run, watch=told.append)
-    made.begin()
-    made.use(made.load())
-    made.transition("training", target=10)
-    return made, told
+    return session(workers.make(tiny, params=DEEP), told), told
 
 
 def test_running_out_while_trying_costs_nothing(tiny):
-    one, told = session(tiny)
+    one, told = deep(tiny)
     one._fitting._tried = False
     fail_at(one.trainer, "single_blocks.2")
     assert one.step() == 1
@@ -167,14 +154,14 @@ def test_running_out_while_trying_costs_nothing(tiny):
 
 
 def test_running_out_in_the_middle_is_told_and_training_goes_on_with_the_next_batch(tiny):
-    one, told = session(tiny)
+    one, told = deep(tiny)
     assert one.step() == 1
-    before = weights(one.trainer)
+    before = contents(one.trainer)
     fail_at(one.trainer, "single_blocks.2")
     assert one.step() == 2
     (event,) = [e for e in told if e["type"] == "out_of_memory"]
     assert (event["step"], event["updated"], event["stages"]) == (2, 2, 8)  # the last layer and the last block
-    after = weights(one.trainer)
+    after = contents(one.trainer)
     changed = {name.rsplit(".", 3)[0] for name in after if not torch.equal(after[name], before[name])}
     assert {name.partition(".float32")[0] for name in changed} == {"final_layer", "single_blocks.3"}
     assert one.run.status()["step"] == 2
@@ -189,7 +176,7 @@ def test_running_out_in_the_middle_is_told_and_training_goes_on_with_the_next_ba
 
 
 def test_the_plan_is_made_once_kept_and_made_anew_for_other_settings(tiny):
-    one, told = session(tiny)
+    one, told = deep(tiny)
     (event,) = [e for e in told if e["type"] == "planned"]
     assert planning.from_dict(event["plan"]) == one.trainer.plan
     fail_at(one.trainer, "single_blocks.2")
@@ -205,7 +192,7 @@ def test_the_plan_is_made_once_kept_and_made_anew_for_other_settings(tiny):
 
 
 def test_a_model_that_fits_in_no_way_is_a_users_error(tiny):
-    one, told = session(tiny)
+    one, told = deep(tiny)
     one._fitting._tried = False
     fail_at(one.trainer, "final_layer", times=100)
     with pytest.raises(ValueError, match="batch_size"):

@@ -1,75 +1,30 @@
-"""The torch optimizers: every parameter moves, what is not finite is left out, a resumed run goes on bit for bit."""
+"""The torch optimizers: every parameter moves, what is not finite is left out, clips and schedules do as they say."""
 
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from states import same
 from torch import nn
+from zoo import OPTIMIZERS, Zoo, contents, give_gradients
 
 from trainer.optim import (
     SMALL,
     STATE_FORMATS,
     AdamOffload,
-    AdamWOffload,
     AdanOffload,
     NAdamOffload,
-    NAdamWOffload,
     finite,
     fuse_backward,
     update_chunk_,
 )
 
-OPTIMIZERS = {c.__name__: c for c in (AdamOffload, AdamWOffload, NAdamOffload, NAdamWOffload, AdanOffload)}
-ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., Any]
-
-
-class Zoo(nn.Module):
-    """One of each kind of parameter: large and small, weight, bias and scale, bf16 and float32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-
-        def parameter(*shape: int, dtype: torch.dtype = torch.bfloat16) -> nn.Parameter:
-            return nn.Parameter((torch.randn(*shape, generator=generator) * 0.1).to(dtype))
-
-        self.weight = parameter(70, 90)
-        self.weight_f32 = parameter(90, 70, dtype=torch.float32)
-        self.large_bias = parameter(SMALL + 1, dtype=torch.float32)
-        self.small = parameter(64, 64)
-        self.bias = parameter(9, dtype=torch.float32)
-        self.scale = nn.Parameter(torch.ones(128, dtype=torch.bfloat16))
-        self.scalar = nn.Parameter(torch.tensor(0.5))
-        self.transposed = nn.Parameter(torch.randn(90, 70, generator=generator).to(torch.bfloat16).t())
-        self.empty = parameter(0, 3)
-
-
-def give_gradients(module: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for p in module.parameters():
-        p.grad = (torch.randn(p.shape, generator=generator) * 1e-3).to(p.dtype)
-
-
-def contents(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Every bit of the weights and states."""
-    found = {name: p.detach().clone() for name, p in module.named_parameters()}
-    for name, p in module.named_parameters():
-        state = optimizer.state[p]
-        found |= {f"{name}.{k}": v.clone() for k, v in state.items() if isinstance(v, torch.Tensor)}
-    return found
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 @pytest.mark.parametrize("precision", ["split", "stochastic", "nearest"])
@@ -98,99 +53,6 @@ def test_every_kind_of_parameter_moves(name: str, state_format: str, precision: 
             assert moved.any(), key
         kept = {part.dtype for k, part in after.items() if k.startswith(f"{key}.exp_avg")}
         assert (kept == {torch.float32}) == (p.numel() <= SMALL or state_format == "f32"), key
-
-
-@pytest.mark.parametrize("state_format", [*STATE_FORMATS, {"exp_avg": "int8", "exp_avg_sq": "f24"}])
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_saving_and_loading_changes_no_bit(name: str, state_format: Any, tmp_path: Path) -> None:
-    """Stepping on, or loading into a fresh optimizer (from a file, from a state_dict) and then stepping: the same."""
-
-    def build(module: nn.Module, **settings: Any) -> Any:
-        settings = {"lr": 1e-3, "weight_decay": 0.01, "clip": "previous", "max_norm": 0.05, **settings}
-        kept = {"state_format": state_format, "weight_precision": "stochastic"}
-        return OPTIMIZERS[name](module.parameters(), **kept, **settings)
-
-    module = Zoo()
-    optimizer = build(module, seed=5)
-    for step in range(3):
-        give_gradients(module, step)
-        optimizer.step()
-    optimizer.save(tmp_path / "states.safetensors")
-    packed, weights = optimizer.state_dict(), {k: v.clone() for k, v in module.state_dict().items()}
-    packed = {**packed, "state": {i: {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in s.items()}
-                                  for i, s in packed["state"].items()}}  # fmt: skip
-
-    def go_on(module: nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
-        for step in range(3, 6):
-            give_gradients(module, step)
-            optimizer.step()
-        return contents(module, optimizer)
-
-    expected = go_on(module, optimizer)
-    for load in ("file", "state_dict"):
-        module = Zoo()
-        module.load_state_dict(weights)
-        optimizer = build(module, lr=7.0, seed=99)
-        if load == "file":
-            optimizer.load(tmp_path / "states.safetensors")
-        else:
-            optimizer.load_state_dict(packed)
-        assert same(go_on(module, optimizer), expected), load
-
-
-NEW_PROCESS = """
-import runpy, sys, torch
-sys.path.insert(0, sys.argv[1])
-names = runpy.run_path(sys.argv[1] + "/tests/unit/test_optim_offload.py")
-OPTIMIZERS, contents, give_gradients = names["OPTIMIZERS"], names["contents"], names["give_gradients"]
-module = names["Zoo"]()
-module.load_state_dict(torch.load(sys.argv[2] + "/weights.pt"))
-optimizer = OPTIMIZERS[sys.argv[3]](module.parameters(), state_format=sys.argv[4])
-optimizer.load(sys.argv[2] + "/states.safetensors")
-give_gradients(module, 7)
-optimizer.step()
-torch.save(contents(module, optimizer), sys.argv[2] + "/after.pt")
-"""
-
-
-@pytest.mark.parametrize(("name", "state_format"), [("NAdamOffload", "log16"), ("AdanOffload", "f24")])
-def test_a_new_process_goes_on_bit_for_bit(name: str, state_format: str, tmp_path: Path) -> None:
-    module = Zoo()
-    optimizer = OPTIMIZERS[name](module.parameters(), lr=1e-4, state_format=state_format)
-    for step in range(2):
-        give_gradients(module, step)
-        optimizer.step()
-    optimizer.save(tmp_path / "states.safetensors")
-    torch.save(module.state_dict(), tmp_path / "weights.pt")
-    arguments = [sys.executable, "-c", NEW_PROCESS, str(ROOT), str(tmp_path), name, state_format]
-    subprocess.run(arguments, check=True, timeout=120)
-    give_gradients(module, 7)
-    optimizer.step()
-    assert same(torch.load(tmp_path / "after.pt"), contents(module, optimizer))
-
-
-def test_a_file_of_something_else_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
-    module = Zoo()
-    optimizer = NAdamOffload(module.parameters(), lr=1e-3)
-    give_gradients(module, 0)
-    optimizer.step()
-    path = tmp_path / "states.safetensors"
-    optimizer.save(path)
-    before = contents(module, optimizer)
-    others = {
-        "AdamOffload": lambda: AdamOffload(Zoo().parameters()),
-        "parameter groups": lambda: NAdamOffload(nn.Linear(2, 2).parameters()),
-        "otherwise": lambda: NAdamOffload([*reversed(list(Zoo().parameters()))]),
-    }
-    for words, make in others.items():
-        with pytest.raises(ValueError, match=words):
-            make().load(path)
-    with pytest.raises(ValueError, match="save"):
-        (tmp_path / "x.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-        optimizer.load(tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="state_dict"):
-        optimizer.load_state_dict(torch.optim.Adam(Zoo().parameters()).state_dict())
-    assert same(before, contents(module, optimizer))
 
 
 @pytest.mark.parametrize("on_the_device", [False, True])
@@ -283,29 +145,6 @@ def test_an_arena_is_updated_as_the_parameters_in_it() -> None:
         assert torch.equal(weight[start : start + p.numel()], p.detach().view(-1))
         codes = optimizer.state[p]["exp_avg_sq"]
         assert torch.equal(storage["exp_avg_sq"][start : start + len(codes)], codes)
-
-
-@pytest.mark.parametrize("state_format", STATE_FORMATS)
-@pytest.mark.parametrize("name", ["NAdamOffload", "AdanOffload"])
-def test_states_that_cross_over_come_home(name: str, state_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for parameters on a GPU: copies of chunks are updated and written back, and not a bit differs."""
-    results = []
-    settings = {"lr": 1e-3, "state_format": state_format}
-    if name == "NAdamOffload":
-        settings |= {"cautious": True, "cautious_rescale": True}
-    for crossing in (False, True):
-        if crossing:
-            monkeypatch.setattr("trainer.optim.offload._crosses", lambda *_: True)
-            monkeypatch.setattr("trainer.optim.offload._to", lambda _, s: {k: v.clone() for k, v in s.items()})
-            if state_format != "u16pow":
-                monkeypatch.setattr("trainer.optim.offload.CROSSING", 1024)
-        module = Zoo()
-        optimizer = OPTIMIZERS[name](module.parameters(), **settings)
-        for step in range(3):
-            give_gradients(module, step)
-            optimizer.step()
-        results.append(contents(module, optimizer))
-    assert same(*results)
 
 
 def test_schedulers_and_groups() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from sessions import infinite_gradients, session
+from states import contents
 from workers import make, state_files, wait_for_state
 
 from trainer.export.write import ExportOptions, export
@@ -18,34 +20,12 @@ from trainer.run import RunDirectory
 from trainer.weights import DiskFull, TensorFile
 
 
-def session(tiny, told=None, **settings) -> Session:
-    made = Session(make(tiny, **settings), watch=(told if told is not None else []).append)
-    made.begin()
-    made.use(made.load())
-    made.transition("training", target=10)
-    return made
-
-
-def poison(one: Session, *stages: str) -> None:
-    """Have the next step's gradients of these stages be infinite."""
-    for stage in one.trainer.stages:
-        if stage.name in stages:
-            arena = stage.arena
-            take = arena.take_gradients
-
-            def infinite(g, add, arena=arena, take=take):
-                arena.take_gradients = take
-                take([g[0] * float("inf"), *g[1:]], add=add)
-
-            arena.take_gradients = infinite
-
-
 def test_gradients_that_are_no_numbers_are_noted_and_stop_the_run(tiny, serve):
     run = make(tiny)
     worker, client = serve(run)
     client.train(1)
     wait_for_state(client, "finished")
-    poison(worker._session, "double_blocks.0")
+    infinite_gradients(worker._session, "double_blocks.0")
     client.train(10)
     status = wait_for_state(client, "failed")
     assert status["step"] == 2 and "step 2 " in status["error"] and "double_blocks.0 " in status["error"]
@@ -59,7 +39,7 @@ def test_gradients_that_are_no_numbers_are_noted_and_stop_the_run(tiny, serve):
 
 
 def test_the_device_is_waited_for_once_to_ask_for_every_stage(tiny, monkeypatch):
-    one = session(tiny)
+    one = session(make(tiny))
     asked = []
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda *_: pytest.fail("a wait for one flag"))
     real = torch.stack
@@ -83,15 +63,6 @@ def change(run: RunDirectory, part: str, **values) -> None:
         run.update(dataclasses.replace(config, **{part: dataclasses.replace(getattr(config, part), **values)}))
 
 
-def tensors(one: Session) -> dict[str, torch.Tensor]:
-    return {
-        f"{stage.name}.{group.label}.{name}": tensor
-        for stage in one.trainer.stages
-        for group in stage.arena.groups
-        for name, tensor in {"weight": group.current, **group.storage}.items()
-    }
-
-
 @pytest.mark.parametrize("part, values", [
     ("optimizer", {"lr": 1e-4}),
     ("optimizer", {"betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.5, "cautious": False, "nesterov": False}),
@@ -102,7 +73,8 @@ def tensors(one: Session) -> dict[str, torch.Tensor]:
 def test_settings_that_need_no_new_engine_are_taken_in_place_as_by_loading_anew(tiny, part, values):
     settings = {"optimizer": {"weight_precision": "split"}}
     told: list[dict] = []
-    here, anew = session(tiny, told, name="here", **settings), session(tiny, name="anew", **settings)
+    here = session(make(tiny, name="here", **settings), told)
+    anew = session(make(tiny, name="anew", **settings))
     for one in (here, anew):
         one.step(), one.step()
         change(one.run, part, **values)
@@ -118,7 +90,7 @@ def test_settings_that_need_no_new_engine_are_taken_in_place_as_by_loading_anew(
         one.step(), one.step()
     assert here.run.losses() == anew.run.losses()
     assert here.run.log.history().steps[-1]["lr"] == anew.run.log.history().steps[-1]["lr"]
-    a, b = tensors(here), tensors(anew)
+    a, b = contents(here.trainer), contents(anew.trainer)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -128,7 +100,9 @@ def test_an_engine_is_gone_before_the_next_one_is_made(tiny, serve, monkeypatch)
     worker, client = serve(run)
     client.train(2)
     wait_for_state(client, "finished")
-    held = [weakref.ref(t) for t in tensors(worker._session).values()]
+    groups = [g for stage in worker._session.trainer.stages for g in stage.arena.groups]
+    held = [weakref.ref(t) for g in groups for t in (g.current, *g.storage.values())]
+    del groups
     held += [weakref.ref(part) for part in (worker._session.trainer, worker._session.trainer.conveyor)]
     load, left = Session.load, []
 
@@ -152,22 +126,22 @@ def test_an_engine_is_gone_before_the_next_one_is_made(tiny, serve, monkeypatch)
 
 
 def test_data_that_cannot_be_used_change_nothing(tiny):
-    one = session(tiny)
+    one = session(make(tiny))
     one.step()
-    run, before = one.run, {name: t.clone() for name, t in tensors(one).items()}
+    run, before = one.run, contents(one.trainer)
     run.update(dataclasses.replace(run.config, recipe=dataclasses.replace(run.config.recipe, batch_size=1)),
                {**run.dataset, "cache": "nowhere"})
     with pytest.raises(ValueError, match="nowhere"):
         one.take_description()
     assert one.described_anew and one.trainer.config.recipe.batch_size == 3
-    assert all(torch.equal(t, before[name]) for name, t in tensors(one).items())
+    assert all(torch.equal(t, before[name]) for name, t in contents(one.trainer).items())
 
 
 # -- weights in and out
 
 
 def saved_run(tiny, **settings) -> RunDirectory:
-    one = session(tiny, **settings)
+    one = session(make(tiny, **settings))
     one.step(), one.step()
     one.save()
     one.transition("stopped")
@@ -188,7 +162,7 @@ def test_a_resumed_run_needs_no_model_file(tiny, monkeypatch):
     one.use(one.load())
     assert one.trainer.step == 2 and one.trainer.info == first.info
     files = state_files(run.latest_save_point().path)
-    found = tensors(one)
+    found = contents(one.trainer)
     assert len(found) == len(files) and all(torch.equal(t, files[key(name)]) for name, t in found.items())
     one.trainer.train_step()
     RunDirectory(run.path).roll_back()
@@ -204,7 +178,7 @@ def key(name: str) -> str:
 
 
 def test_a_new_run_looks_at_its_model_whatever_was_noted(tiny):
-    one = session(tiny)
+    one = session(make(tiny))
     (one.run.path / "model.json").write_text("{}")
     Path(one.run.config.model.flux).unlink()
     with pytest.raises(ValueError, match="flux.safetensors does not exist"):
@@ -234,11 +208,11 @@ def test_a_stopped_run_is_exported_from_its_files(tiny, tmp_path, monkeypatch, p
 
 
 def test_a_save_point_that_does_not_fit_is_refused_before_anything_is_written(tiny, monkeypatch):
-    one = session(tiny)
+    one = session(make(tiny))
     one.step()
     written = []
     monkeypatch.setattr("trainer.saves.checkpoint._write", lambda path, *_: written.append(path))
-    needed = sum(t.numel() * t.element_size() for t in tensors(one).values())  # each of its files would fit
+    needed = sum(t.numel() * t.element_size() for t in contents(one.trainer).values())  # each of its files would fit
     usage = shutil.disk_usage(one.run.path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=needed - 1))
     with pytest.raises(DiskFull, match=r"no room for .*state: .* GB are needed and .* GB are free"):

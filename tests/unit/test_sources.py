@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from states import SPLIT, contents, emptied, engine, exact, same
+from states import ADAN, SPLIT, contents, emptied, engine, exact, same
 from workers import make
 
 from trainer.config import OptimizerConfig
@@ -16,8 +16,6 @@ from trainer.loop import Trainer
 from trainer.optim.base import load_master_, make_storage, master, spec_from_config, update_chunk_
 from trainer.run import RunDirectory
 from trainer.weights import DiskFull, entry, read_header, write_safetensors
-
-ADAN = {"kind": "adan", "betas": (0.98, 0.92, 0.99)}
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engines import everything
 from fake_streams import FakeStreams
+from states import assert_same, contents
 
 from trainer.data.order import batch_indices
 from trainer.flux.model import TINY, FluxParams
@@ -36,7 +36,7 @@ def run(trainer: Trainer, steps: int = STEPS) -> dict[str, torch.Tensor]:
             trainer.evaluate()
         if step == 2:
             trainer.park()
-    return everything(trainer)
+    return contents(trainer)
 
 
 @pytest.fixture
@@ -49,12 +49,6 @@ def small_ring(monkeypatch):
 @pytest.fixture
 def plain(tiny, small_ring):
     return run(make(tiny, "plain", swap=0, offload="off"))
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 @pytest.mark.parametrize("swap", [0, 1, 3, 6])
@@ -102,7 +96,7 @@ def test_a_fault_leaves_every_stage_all_old_or_all_new(tiny, small_ring, monkeyp
     for trainer in (old, new):
         trainer.train_step()
     new.train_step()
-    before, after = everything(old), everything(new)
+    before, after = contents(old), contents(new)
 
     streams = FakeStreams()
     victim = make(tiny, "victim", streams)
@@ -129,10 +123,10 @@ def test_a_fault_leaves_every_stage_all_old_or_all_new(tiny, small_ring, monkeyp
         victim.train_step()
     monkeypatch.undo()
     victim.park()
-    state = everything(victim)
+    state = contents(victim)
     for stage in victim.stages:
         want = after if stage.name in victim.updated else before
-        names = [n for n in state if n.startswith(f"{stage.name}:")]
+        names = [n for n in state if n.startswith(f"{stage.name}.")]
         assert names
         for name in names:
             assert torch.equal(state[name], want[name]), f"{name}, updated: {victim.updated}"
@@ -158,6 +152,6 @@ def test_inputs_of_ever_larger_pictures_leave_nothing_behind(tiny, small_ring):
         plain.plan = replace(plain.plan, micro_batch=1)
         plain.train_step()
         fake.train_step()
-    assert_same(everything(plain), everything(fake))
+    assert_same(contents(plain), contents(fake))
     sizes = {shape for shape, spare in fake.conveyor.host._spare.items() if spare and shape[0][0] == "bytes"}
     assert gone and len(sizes) == 1

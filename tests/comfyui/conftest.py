@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.comfyui.server import Install, Server, find_installs
+from trainer.demo_data import write_demo
 
 INSTALLS, LOOKED_AT = find_installs()
 NONE = f"no ComfyUI at {LOOKED_AT}: set COMFYUI_PATH to test against one"
@@ -37,3 +39,14 @@ def server(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
     finally:
         running.stop()
+
+
+@pytest.fixture(scope="module")
+def placed(server: Server) -> Server:
+    """The demo's files where a user's files are: in the models folders and the input folder."""
+    files = write_demo(server.base / "demo_files")
+    shutil.copy(files["flux"], server.base / "models/diffusion_models/flux_demo.safetensors")
+    shutil.copy(files["captions"], server.base / "models/text_encoders/demo_captions.safetensors")
+    shutil.copy(files["vae"], server.base / "models/vae/demo_vae.safetensors")
+    shutil.copytree(files["drawings"], server.base / "input/drawings")
+    return server

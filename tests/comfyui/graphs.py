@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any, NamedTuple
 
 from tests.comfyui.server import Graph, Node, Server
+from trainer.client import open_run
 
 PROMPT = "a red circle"
 
@@ -61,3 +63,20 @@ def with_defaults(server: Server, g: Graph, kind: str, **inputs: object) -> Node
         if default is not None:
             given[name] = default
     return g.add(kind, **{**given, **inputs})
+
+
+def four_nodes(name: str, steps: int) -> Graph:
+    g = Graph()
+    model = g.add("FluxFFTModel", flux="flux_demo.safetensors", clip_l="demo_captions.safetensors",
+                  t5="demo_captions.safetensors", vae="demo_vae.safetensors")
+    data = g.add("FluxFFTDataset", folder="drawings", resolution=64, trigger_word="", bucket_step=16, upscale=True)
+    run = g.add("FluxFFTStart", model=model, dataset=data, run_name=name, if_different="stop and ask")
+    g.add("FluxFFTTrainSteps", run=run, steps=steps)
+    return g
+
+
+def delete(server: Server, name: str) -> None:
+    """Delete a run as a user does: stop it, then remove its folder."""
+    with open_run(server.home / name, launch=False) as client:
+        client.stop()
+    shutil.rmtree(server.home / name)

@@ -11,17 +11,6 @@ import pytest
 from PIL import Image
 
 from tests.comfyui.server import Graph, Server
-from trainer.demo_data import write_demo
-
-
-@pytest.fixture(scope="module")
-def placed(server: Server) -> Server:
-    """The demo's models where a user's are, and its drawings in the input folder."""
-    files = write_demo(server.base / "demo_files")
-    shutil.copy(files["flux"], server.base / "models/diffusion_models/flux_demo.safetensors")
-    shutil.copy(files["captions"], server.base / "models/text_encoders/demo_captions.safetensors")
-    shutil.copy(files["vae"], server.base / "models/vae/demo_vae.safetensors")
-    return server
 
 
 def folder(server: Server, name: str) -> Path:
@@ -94,7 +83,7 @@ def test_two_folders_with_settings_of_their_own(placed: Server) -> None:
     assert "12 pictures, 2 sizes" in start and "an epoch: 6 steps of up to 5 pictures, 27 in all" in start
     assert "first/01_green_circle.png has a caption of 33 tokens: 16 are read" in start
     assert "measured, never trained: 1 picture" in start and "The cache" in start
-    assert "4 usable pictures" in own and "64 x 64 px: 4 (each 3 times an epoch)" in own
+    assert "4 usable pictures" in own and "64 x 64 px: 4 pictures (each 3 times an epoch)" in own
     assert "second" not in own
     early = [m["data"] for m in told if m["data"]["node"] == node(g, "FluxFFTStart")]
     assert early and "12 pictures, 2 sizes" in early[0]["lines"] and any("to encode" in x for x in early[0]["lines"])
@@ -169,5 +158,5 @@ def test_pictures_without_captions_can_stop_it(placed: Server) -> None:
     g = graph("stopped", captions={"missing_captions": "stop"})
     result = placed.run(g)
     assert result.error_node == node(g, "FluxFFTStart")
-    assert "1 pictures in" in result.error and "02_blue_circle.png" in result.error
+    assert "1 picture in" in result.error and "02_blue_circle.png" in result.error
     assert "skipped: 02_blue_circle.png has no caption file" in result.text(node(g, "FluxFFTDataset"))

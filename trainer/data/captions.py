@@ -68,7 +68,7 @@ def find_caption(path: str | Path, config: DatasetConfig, files: Sequence[str] |
     ``table``, else what ``config.missing_captions`` says. Anything but a readable, non-empty file comes with a
     warning; nothing is raised.
     """
-    path = Path(path)
+    path = os.fspath(path)
     texts, source, warning, why = (), "", "", ""
     if config.fixed_caption.strip() and config.missing_captions != "fixed":
         texts, source = _lines(config.fixed_caption, config), "fixed"
@@ -85,7 +85,7 @@ def find_caption(path: str | Path, config: DatasetConfig, files: Sequence[str] |
     return Caption(versions(texts, config), source, warning) if texts else Caption((), source, warning)
 
 
-def _instead(path: Path, config: DatasetConfig, why: str) -> tuple[tuple[str, ...], str, str]:
+def _instead(path: str, config: DatasetConfig, why: str) -> tuple[tuple[str, ...], str, str]:
     policy = config.missing_captions
     if policy in ("skip", "stop"):
         return (), "none", why
@@ -93,15 +93,15 @@ def _instead(path: Path, config: DatasetConfig, why: str) -> tuple[tuple[str, ..
     if policy == "fixed":
         return _lines(config.fixed_caption, config), "instead", f"{why}: trained with the fixed caption"
     if policy == "folder":
-        words = name_words(path.parent.name)
+        words = name_words(os.path.basename(os.path.dirname(path)))
         return (words,), "folder", f"{why}: trained with its folder's name, {words!r}"
     if trigger:
         return (trigger,), "trigger", f"{why}: trained with the trigger word, {trigger!r}"
-    words = name_words(path.stem)
+    words = name_words(stem_of(os.path.basename(path)))
     return (words,), "name", f"{why}: trained with its name's words, {words!r}"
 
 
-def _beside(path: Path, config: DatasetConfig, files: Sequence[str] | None) -> tuple[tuple[str, ...], str, str]:
+def _beside(path: str, config: DatasetConfig, files: Sequence[str] | None) -> tuple[tuple[str, ...], str, str]:
     """Captions of the first good file, a warning about it; or why there is none."""
     why = "has no caption file"
     folder = os.path.dirname(path)
@@ -140,12 +140,18 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _candidates(path: Path) -> list[str]:
+def stem_of(name: str) -> str:
+    """The name of a file without its extension."""
+    return name.rpartition(".")[0] or name
+
+
+def _candidates(path: str) -> list[str]:
     names: list[str] = []
+    own = os.path.basename(path)
     for extension in EXTENSIONS:
         for spelling in (extension, extension.upper(), extension.title()):
-            names += [path.stem + spelling, path.name + spelling]
-    return [name for name in names if name != path.name]
+            names += [stem_of(own) + spelling, own + spelling]
+    return [name for name in names if name != own]
 
 
 def called_like(name: str, files: Mapping[str, Sequence[str]]) -> list[str]:
@@ -153,8 +159,7 @@ def called_like(name: str, files: Mapping[str, Sequence[str]]) -> list[str]:
 
     ``a.png`` has ``a.txt``, else ``a.png.txt``, else those of the next extension.
     """
-    stem = name.rpartition(".")[0] or name
-    found = [f for key in dict.fromkeys((stem, name)) for f in files.get(key, ()) if f != name]
+    found = [f for key in dict.fromkeys((stem_of(name), name)) for f in files.get(key, ()) if f != name]
     return sorted(found, key=lambda f: EXTENSIONS.index(f[f.rindex(".") :].lower()))
 
 

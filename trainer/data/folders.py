@@ -13,6 +13,7 @@ from pathlib import Path
 
 from . import images
 from .captions import EXTENSIONS as CAPTION_EXTENSIONS
+from .captions import stem_of
 from .masks import is_mask
 from .paths import find_folder, long_path, natural, shown
 from .tables import is_table
@@ -53,19 +54,15 @@ class Listing:
         found = []
         for head, files in self.captions.items():
             names = beside.get(head, [])
-            known = {key for name in names for key in (_stem(name), name)}
+            known = {key for name in names for key in (stem_of(name), name)}
             lone = [(stem, file) for stem, all_of in files.items() if stem not in known for file in all_of]
-            alike = {_alike(_stem(name)): name for name in names} if lone else {}
+            alike = {_alike(stem_of(name)): name for name in names} if lone else {}
             for stem, file in lone:
                 if not is_table(file):
                     almost = alike.get(_alike(stem)) or alike.get(_alike(_without_extension(stem)))
                     hint = f" ({shown(almost)} almost is)" if almost else ""
                     found.append((shown(os.path.join(head, file)), f"{LONE}{hint}"))
         return found
-
-
-def _stem(name: str) -> str:
-    return name.rpartition(".")[0] or name
 
 
 def _without_extension(name: str) -> str:

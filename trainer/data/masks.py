@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
@@ -23,8 +24,9 @@ def is_mask(relative: str) -> bool:
 
     Masks are ``name.mask.png`` beside a picture (or ``name-masklabel.png``), and all in folders called ``masks``.
     """
-    path = PurePath(relative)
-    return path.stem.lower().endswith(_ENDINGS) or any(part.lower() == FOLDER for part in path.parts[:-1])
+    # Without pathlib, which would take as long as all else that is asked of a small picture's name.
+    head, name = os.path.split(relative)
+    return os.path.splitext(name)[0].lower().endswith(_ENDINGS) or FOLDER in head.lower().split(os.sep)
 
 
 def pair(pictures: Iterable[str], masks: Iterable[str]) -> dict[str, str]:

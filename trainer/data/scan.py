@@ -140,7 +140,7 @@ class _Look:
     """Decodes a picture and its mask, and reads its caption; in many threads at once."""
 
     def __init__(self, config: DatasetConfig, listing: Listing, report: ScanReport) -> None:
-        self.config, self.listing, self.tables = config, listing, Tables()
+        self.config, self.listing, self.tables, self.root = config, listing, Tables(), str(listing.folder)
         self.masks = masks.pair(listing.pictures, listing.masks) if listing.masks else {}
         if config.masks:
             for mask in sorted(set(listing.masks) - set(self.masks.values()), key=natural):
@@ -152,14 +152,14 @@ class _Look:
             if table.lower().endswith(".json") and os.path.splitext(table)[0] in beside:
                 continue  # it is the caption of one picture
             self.tables.read(listing.folder, table, lambda path, what: report.warnings.append((path, what)))
-        for table, names in self.tables.unused(listing.folder / p for p in listing.pictures).items():
+        for table, names in self.tables.unused(os.path.join(self.root, p) for p in listing.pictures).items():
             report.warnings.append((table, f"names {_count(len(names), 'picture')} not there (the first, {names[0]})"))
         report.warnings += listing.lone_captions()
 
     def __call__(self, relative: str) -> _Looked | images.ImageProblem:
-        path, (head, name) = self.listing.folder / relative, os.path.split(relative)
+        path, (head, name) = os.path.join(self.root, relative), os.path.split(relative)
         mask = self.masks.get(relative, "") if self.config.masks else ""
-        mask = str(self.listing.folder / mask) if mask else ""
+        mask = os.path.join(self.root, mask) if mask else ""
         try:
             found = images.examine(path, self.config, mask or None)
         except images.ImageProblem as problem:
@@ -191,8 +191,9 @@ def _take(config: DatasetConfig, folder: Path, relative: str, looked: _Looked, r
     if caption.warning:
         notes.append(caption.warning)
     report.warnings += [(name, note) for note in notes]
+    path = os.path.join(folder, relative)
     report.samples += [Sample(
-        path=str(folder / relative), relative=name, width=found.width, height=found.height, bucket=bucket,
+        path=path, relative=name, width=found.width, height=found.height, bucket=bucket,
         captions=caption.texts, source=caption.source, content_hash=found.content_hash, thumbnail=found.thumbnail,
         has_alpha=found.has_alpha, mask=looked.mask, mask_hash=found.mask_hash, config=config,
     ) for bucket in buckets]  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .captions import TEXT_KEYS, decode, texts_in, without_waiting
+from .captions import TEXT_KEYS, decode, stem_of, texts_in, without_waiting
 from .paths import long_path, shown
 
 NAMES = ("metadata.jsonl", "metadata.csv", "captions.jsonl", "captions.csv", "captions.json")
@@ -53,19 +53,21 @@ class Tables:
             self._from.setdefault(key, name)
         return None
 
-    def of(self, path: Path) -> list[str]:
+    def of(self, path: str) -> list[str]:
         """The captions of a picture; empty: no table names it. A table may leave the extension out."""
         if self._rows:
-            for key in (_key(path.parent, path.name), _key(path.parent, path.stem)):
+            folder, name = os.path.split(path)
+            for key in (_key(folder, name), _key(folder, stem_of(name))):
                 if key in self._rows:
                     return self._rows[key]
         return []
 
-    def unused(self, pictures: Iterable[Path]) -> dict[str, list[str]]:
+    def unused(self, pictures: Iterable[str]) -> dict[str, list[str]]:
         """File names in each table that are no picture's."""
         if not self._rows:
             return {}
-        known = {_key(p.parent, name) for p in pictures for name in (p.name, p.stem)}
+        split = map(os.path.split, pictures)
+        known = {_key(folder, name) for folder, whole in split for name in (whole, stem_of(whole))}
         found: dict[str, list[str]] = {}
         for key, table in self._from.items():
             if key not in known:
@@ -78,7 +80,7 @@ def is_table(relative: str) -> bool:
     return os.path.basename(relative).lower() in NAMES
 
 
-def _key(folder: Path, file: str) -> str:
+def _key(folder: str | Path, file: str) -> str:
     return os.path.normcase(os.path.normpath(os.path.join(folder, file)))
 
 

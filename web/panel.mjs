@@ -180,7 +180,7 @@ class Panel {
     const wish = done ? '' : { pause: TEXT.pausing, stop: TEXT.stopping }[asked]
     const writes = writingOf(run?.status)
     const now = runs.online ? error || writes || wish || run?.told || run?.note || '' : TEXT.offline
-    const hint = now ? '' : hintOf(run, state)
+    const hint = now && now !== failure ? '' : hintOf(run, state)
     const text = now || this.said || hint
     this.line.classList.toggle('is-error', error !== '' && text === error)
     setText(this.line, text)

@@ -12,6 +12,9 @@ import { exportForm } from './export_form.mjs'
 import { runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
 
+/** Events after which there is another file of the run to show. */
+const WRITTEN = ['saved', 'checkpoint', 'exported']
+
 export class RunView {
   /** `goBack()` shows the list of runs. */
   constructor(root, name, goBack) {
@@ -22,7 +25,11 @@ export class RunView {
     this.ends = new AbortController()
     this.element = make('section', 'run')
     this._build()
-    runs.addEventListener('change', (event) => event.detail === name && this._render(), { signal: this.ends.signal })
+    const { signal } = this.ends
+    runs.addEventListener('change', (event) => event.detail === name && this._render(), { signal })
+    runs.addEventListener('news', ({ detail: { run, happened } }) => {
+      if (run.name === name && happened.some((event) => WRITTEN.includes(event.type))) this._read()
+    }, { signal })
     this._load()
   }
 
@@ -32,9 +39,12 @@ export class RunView {
 
   async _load() {
     this._render()
-    const details = runs.fetch(this.name, 'details').catch(() => null)
-    await runs.load(this.name)
-    this.details = await details
+    await Promise.all([runs.load(this.name), this._read()])
+    if (!this.ends.signal.aborted) this._render()
+  }
+
+  async _read() {
+    this.details = await runs.fetch(this.name, 'details').catch(() => this.details)
     if (!this.ends.signal.aborted) this._fill()
   }
 
@@ -100,10 +110,11 @@ export class RunView {
     setText(this.line, error || run?.told || run?.note || (run?.status ? hintOf(run, state) : ''))
   }
 
-  /** What the details say; asked for once. */
+  /** What the details say. What was folded out stays so. */
   _fill() {
     const { details } = this
     if (!details) return
+    const open = [...this.more.querySelectorAll('details[open] > summary')].map((summary) => summary.textContent)
     this.log.hidden = !details.log
     this.copy.disabled = !details.graph
     this._render()
@@ -123,6 +134,9 @@ export class RunView {
       files.append(make('summary', '', TEXT.tab.files), table('', details.exports.map((e) =>
         [e.file, TEXT.listed([e.dtype, TEXT.tab.ofTarget(count(e.step)), when(e.t), ...(e.folder ? [e.folder] : [])])])))
       this.more.append(files)
+    }
+    for (const part of this.more.querySelectorAll('details')) {
+      part.open = open.includes(part.querySelector('summary').textContent)
     }
   }
 

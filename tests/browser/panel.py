@@ -45,7 +45,7 @@ class Panel:
         deadline = int(seconds * 10)
         for _ in range(deadline):
             read = self.read()
-            step = int((read["step"] or "-1").split("/")[0].strip().replace(",", "") or -1)
+            step = int((read.get("step") or "-1").split("/")[0].strip().replace(",", "") or -1)
             if self.canvas.page.evaluate(f"([p, step]) => {what}", [read, step]):
                 return read
             self.canvas.page.wait_for_timeout(100)

@@ -26,7 +26,8 @@ def test_a_worker_that_is_killed_shows_as_interrupted(canvas: Callable[..., Canv
     workers = [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in (p.info["cmdline"] or [])]
     assert len(workers) == 1
     workers[0].kill()
-    panel.wait("p.state === 'Interrupted' && p.line.includes('queue') && !p.pause && !p.stop")
+    panel.wait("p.state === 'Interrupted' && p.line.includes('ended without a word') && !p.pause && !p.stop")
+    panel.wait("p.error && p.hint.includes('queue')")
     wait_idle(server)
     close_dialog(page)
     page.page.wait_for_timeout(3000)
@@ -56,7 +57,8 @@ def test_why_a_node_failed_is_said_on_it_and_on_the_panel_behind_it(
         canvas: Callable[..., Canvas], server: Server, renderer: str, theme: str) -> None:
     skip_old_vue(server, renderer)
     page = canvas(renderer=renderer, theme=theme)
-    train = demo(page, "no_folder", 1)
+    run = f"no_folder_{renderer}"
+    train = demo(page, run, 1)
     failing = str(page.page.evaluate("""() => {
       const graph = window.app.canvas.graph, dataset = window.LiteGraph.createNode('FluxFFTDataset')
       graph.add(dataset)
@@ -75,7 +77,7 @@ def test_why_a_node_failed_is_said_on_it_and_on_the_panel_behind_it(
     page.fit()
     page.screenshot(f"failed-node-{theme}")
     assert page.contrasts(".panel") == [] and page.contrasts(".said") == []
-    assert not (server.home / "no_folder").exists()
+    assert not (server.home / run).exists()
 
     # Another workflow with a node of that id is not meant; back in this one, it still is.
     workflow = page.saved()
@@ -100,7 +102,7 @@ def test_why_a_node_failed_is_said_on_it_and_on_the_panel_behind_it(
     try:
         panel.wait("p.state === 'Finished'", 300)
     finally:
-        stop(server, "no_folder")
+        stop(server, run)
 
 
 def test_why_a_picture_that_was_asked_for_failed_is_said_on_the_panel(

@@ -35,6 +35,8 @@ def test_all_that_is_shown_speaks_the_language_that_is_set(canvas: Callable[...,
             row = page.open_tab().locator(".runs button", has_text="spoken").locator(".about")
             row.wait_for()
             assert ", " not in row.inner_text(), "commas are the language's own"
+            row.click()
+            page.page.locator(".run button.export").wait_for()
             page.screenshot(f"language-{language}")
         finally:
             server.post("/api/settings", {"Comfy.Locale": "en"})

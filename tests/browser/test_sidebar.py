@@ -132,6 +132,7 @@ def _export(page: Canvas, tab: Any, server: Server, run: str) -> None:
     kind, *about = server.get("/object_info/UNETLoader")["UNETLoader"]["input"]["required"]["unet_name"]
     assert name in (kind if isinstance(kind, list) else about[0]["options"])
     expect(tab.locator(".run > .line")).not_to_have_text("The export is queued.")
+    expect(tab.locator("details", has_text="Exports").locator("td").first).to_have_text(file.name)
     wait_idle(server)
     assert file.stat().st_size > 1e5
     assert all("flux_fft_" not in str(n["id"]) for n in page.nodes())

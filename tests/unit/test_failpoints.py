@@ -52,6 +52,9 @@ class Order:
 
     def __init__(self, monkeypatch) -> None:
         self.dirty: set[Path] = set()
+        self.seen: set[Path] = set()
+        self.made: set[Path] = set()
+        """Files whose names the disk may not have yet."""
         self.renamed: set[Path] = set()
         self.lost: list[str] = []
         self.deeds: list[str] = []
@@ -61,12 +64,18 @@ class Order:
         self.deeds.append(f"{deed} {path.name}")
         if deed == "write":
             self.dirty.add(path)
+            self.made |= {path} - self.seen
+            self.seen.add(path)
         elif deed == "sync":
             self.dirty.discard(path)
+            self.made = {p for p in self.made if p.parent != path}
             self.renamed = {p for p in self.renamed if p.parent != path}
         elif deed == "rename":
             if not path.name.startswith(files.PART):  # what is on its way out needs no order
                 self.lost += [f"{p.name} is not on the disk when {path.name} gets its name" for p in self.dirty]
+                inside = str(path.with_name(files.PART + path.name))
+                self.lost += [f"{p.name} is not sure to be in {path.name}" for p in self.made
+                              if str(p.parent).startswith(inside)]
                 self.renamed.add(path)
         elif deed == "remove":
             self.lost += [f"{p.name} is not sure to be there when {path.name} goes" for p in self.renamed]
@@ -74,6 +83,11 @@ class Order:
 
 def test_nothing_gets_its_name_or_its_forerunner_lost_before_it_is_on_the_disk(tiny, monkeypatch):
     from trainer.loop import Trainer
+
+    def with_a_folder(part: Path) -> None:
+        (part / "inside").mkdir()
+        with open(part / "inside" / "a", "xb", buffering=0) as file:
+            files.write(file, b"a")
 
     config, folder, manifest = tiny(optimizer={"weight_precision": "split"})
     order = Order(monkeypatch)
@@ -85,6 +99,7 @@ def test_nothing_gets_its_name_or_its_forerunner_lost_before_it_is_on_the_disk(t
             run.write_save_point(step, trainer.save)
             run.append("saved", durable=True, step=step, seconds=1.0)
             run.write_checkpoint(step, trainer.entries("bf16"), {}, keep=1)
+        run.write_save_point(3, with_a_folder)
         run.take_back(run.find_source(2, fresh=True))
     run.update(run.config, {**manifest, "fingerprint": "e" * 64})
     assert order.lost == [] and not order.renamed

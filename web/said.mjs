@@ -5,7 +5,8 @@ import { addDisplay, make, setMinHeight } from './dom.mjs'
 import { SAID_STYLE } from './style.mjs'
 
 const LINE = 16
-const MOST_LINES = 8
+/** More than these are scrolled: the doctor's report, and all that Start and Training Pictures usually say, are not. */
+const MOST_LINES = 36
 /** Name of the widget in which the classic canvas shows a node's pictures. */
 const PICTURE = '$$canvas-image-preview'
 

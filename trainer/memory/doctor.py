@@ -1,6 +1,6 @@
 """``python -m trainer doctor``: does the engine work here, and how fast is what it stands on?
 
-Two minutes on a GPU, seconds on a CPU. What it measures goes into ``machine.json`` of the runs' folder, for the plan;
+A few minutes at most, on a GPU or a CPU. What it measures goes into ``machine.json`` of the runs' folder, for the plan;
 what it says ends in a block of text for a bug report.
 """
 
@@ -120,8 +120,9 @@ def keep(report: Report, path: Path) -> None:
 
 
 def text(report: Report) -> str:
-    """The report for people: findings, then a block to paste."""
-    lines = [f"{name}: {value}" for name, value in report.system.items()]
+    """The report for people, a block to paste: what is wrong, or that all is well, then the findings."""
+    lines = [f"problem: {problem}" for problem in report.problems] or ["no problems found"]
+    lines += [f"{name}: {value}" for name, value in report.system.items()]
     lines += [
         f"device: {report.device}",
         f"streamed equals resident: {'yes, bit for bit' if report.equal else 'NO'}",
@@ -137,7 +138,6 @@ def text(report: Report) -> str:
     if report.disk:
         free = f"{report.disk['free']:.0f} GiB free"
         lines.append(f"disk, GB/s: {report.disk['write']:.2f} written, {report.disk['read']:.2f} read, {free}")
-    lines += [f"problem: {problem}" for problem in report.problems] or ["no problems found"]
     lines.append(f"examined in {report.seconds:.0f} s")
     return "\n".join(["For a bug report:", "```", *lines, "```"])
 

@@ -16,8 +16,8 @@ import json, os, resource, sys
 from pathlib import Path
 from benchmarks.save import UID, engine, extra_ram
 from trainer.config import OptimizerConfig
-from trainer.savepoints import Source, write_save_point
-from trainer.weights_only import write_checkpoint
+from trainer.saves.savepoints import Source, write_save_point
+from trainer.saves.weights_only import write_checkpoint
 
 folder, preset, limited = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "limited"
 trainer = engine(folder, preset, "cpu", OptimizerConfig())

@@ -54,6 +54,19 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
             assert data._held <= 16 * 8 * 8 * 4 + 10
 
 
+def test_what_was_read_last_is_kept_the_longest(tmp_path, monkeypatch):
+    cache, samples, empty = _fill(tmp_path / "cache")
+    data = Dataset(_manifest(samples, empty), tmp_path)
+    monkeypatch.setattr("trainer.data.batches._MEMORY_BYTES", 3 * 16 * 8 * 8 * 4 + 10)
+    for i in (0, 1, 0, 2):
+        data.latents([i])
+    for i in range(3):
+        cache.path("latents", samples[i]["latent"]).unlink()
+    data.latents([0]), data.latents([2])
+    with pytest.raises(ValueError, match=r"1\.png"):
+        data.latents([1])
+
+
 def test_a_damaged_entry_names_its_picture_and_is_deleted(tmp_path):
     cache, samples, empty = _fill(tmp_path / "cache")
     path = cache.path("latents", samples[1]["latent"])

@@ -59,9 +59,15 @@ def test_quantized_layers_of_an_encoder_are_told_by_tensors(trained, tmp_path):
     layers = {"layers": {"encoder.block.0.layer.0.SelfAttention.k": {"format": "float8_e4m3fn"}}}
     content = load_file(files["t5"])
     save_file(content, files["t5"], {"_quantization_metadata": json.dumps(layers)})
-    made = {e.name: e for e in companions(dataclasses.replace(trainer.config.model, **files))}
+    model = dataclasses.replace(trainer.config.model, **files)
+    made = {e.name: e for e in companions(model)}
     told = made["text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.k.comfy_quant"]
     assert json.loads(bytes(next(iter(told.chunks())).tolist())) == {"format": "float8_e4m3fn"}
+    own = "encoder.block.0.layer.0.SelfAttention.k.comfy_quant"  # which a file may have, too
+    save_file({**content, own: torch.tensor([1], dtype=torch.uint8)}, files["t5"],
+              {"_quantization_metadata": json.dumps(layers)})
+    (kept,) = [e for e in companions(model) if e.name.endswith(own)]
+    assert torch.cat(list(kept.chunks())).tolist() == [1]
 
 
 def test_all_in_one_without_its_parts_is_refused(trained, tmp_path):

@@ -46,6 +46,11 @@ def test_fp8_of_nothing_and_of_nonsense():
     values = {e.name: torch.cat([c.flatten().float() for c in e.chunks()]) for e in zero}
     assert values["double_blocks.0.a.scale_weight"].tolist() == [1.0]
     assert values["double_blocks.0.a.weight"].tolist() == [0.0] * 6
+    least = torch.tensor([[6e-43, -4e-43, 0.0, 2e-45]])  # their scale is hardly a number
+    for value in (least, least / 100):
+        _, scale, matrix = scaled_entries([entry("single_blocks.0.a.weight", value)])
+        found = next(iter(matrix.chunks())).float() * next(iter(scale.chunks()))
+        assert bool(((found - value).abs() < 3e-43).all())
     bad = scaled_entries([entry("single_blocks.0.a.weight", torch.tensor([[1.0, float("nan")]]))])
     with pytest.raises(ValueError, match="single_blocks.0.a.weight has values that are not finite"):
         list(bad[1].chunks())

@@ -12,6 +12,7 @@ from trainer.config import RecipeConfig
 def test_flux_shift_has_the_published_ends():
     assert flow.flux_shift(32, 32) == pytest.approx(0.5)  # 256 tokens: 256 px
     assert flow.flux_shift(128, 128) == pytest.approx(1.15)  # 4096 tokens: 1024 px
+    assert flow.flux_shift(31, 63) == flow.flux_shift(32, 64) > flow.flux_shift(30, 62)  # half a token is one
 
 
 @pytest.mark.parametrize("sampling", ["flux_shift", "shift", "sigmoid", "uniform"])

@@ -85,6 +85,15 @@ def test_constant_momentum_nadam(decay: float, cautious: bool) -> None:
     assert relative(result, x) < 1e-5
 
 
+def test_where_the_gradient_is_zero_the_moment_goes_on() -> None:
+    """Only the paper's own mask leaves out what has no gradient (arXiv 2411.16085)."""
+    grads = [torch.tensor([1.0, 1.0]), torch.tensor([0.0, 1.0])]
+    for rescale in (False, True):
+        rule = AdamRule(cautious=True, cautious_rescale=rescale)
+        once, twice = (ours(rule, torch.zeros(2), grads[:count]) for count in (1, 2))
+        assert bool(twice[0] < once[0]) is not rescale and twice[1] < once[1]
+
+
 @pytest.mark.parametrize("no_prox", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("restart", [0, 60])

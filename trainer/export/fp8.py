@@ -57,7 +57,8 @@ def _scale(e: Entry) -> Tensor:
     largest = torch.stack([chunk.float().abs().max() for chunk in e.chunks()]).max()
     if not torch.isfinite(largest):
         raise ValueError(f"{e.name} has values that are not finite: go back to an earlier save point")
-    return largest / LARGEST if largest > 0 else torch.ones(())
+    scale = largest / LARGEST  # zero for a matrix of zeros, and for one of numbers that are next to nothing
+    return scale if scale > 0 else torch.ones(())
 
 
 def _rounded(e: Entry, scale) -> Iterator[Tensor]:

@@ -116,7 +116,7 @@ class Panel {
     this.hint = make('p', 'hint')
     this.log = button('worker-log link', TEXT.log, TEXT.logTip, () => showLog(this.root, this.name))
     const words = make('div', 'words')
-    words.append(this.line, this.hint, this.log)
+    words.append(this.log, this.line, this.hint) // in sight however much there is to say
     this.box.append(this._head(), this.progress, this.chart.element, facts, this.tools.element, words)
     this.root.append(make('style', '', STYLE), this.box)
   }

@@ -136,6 +136,7 @@ header { display: flex; align-items: center; gap: 6px; min-height: 22px; }
 .overlay .close { align-self: center; }
 
 .words { flex: none; height: 66px; overflow: auto; color: var(--dim); overflow-wrap: anywhere; }
+.words .worker-log { float: right; margin-left: 10px; }
 p { margin: 0; }
 p:empty { display: none; }
 `

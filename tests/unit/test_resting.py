@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from commands import here
 from sessions import PAIRS, events, recipe, session
 from workers import make, wait_for, wait_for_state
 
@@ -20,6 +21,7 @@ def test_a_paused_run_tells_the_memory_that_it_still_holds_until_it_leaves(tiny,
     status = RunDirectory(run.path).status()
     assert status["state"] == "paused" and status["ram_gb"] > 0 and status["idle_exit"] == 600
     assert status["vram_gb"] == 0 and status["waits_for"] is None
+    assert f"holds {status['ram_gb']:g} GB of RAM until it has rested for 0:10:00" in here("status", run.path).stdout
     told = events(run, "memory")
     worker._session.park()
     assert events(run, "memory") == told, "told once for each time that it gives its VRAM back"

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from commands import here
 from runs import python
 from sessions import events, recipe, session
 from workers import make
@@ -113,6 +114,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_no_word_of_it(run):
     process = python(WRITES, run.path)
     assert process.stdout.readline() == "writes\n"
     assert run.status()["saving"] == {"what": "save point", "step": 7, "done": 40, "total": 100}
+    assert "writing the save point of step 7: 40%" in here("status", run.path).stdout
     process.kill(), process.wait()
     assert (run.path / underway.NOTE).exists()
     status = run.status()

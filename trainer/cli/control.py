@@ -65,6 +65,12 @@ def report(status: dict[str, Any], as_json: bool) -> None:
         parts.append(f"it goes on from step {status['resume_step']}")
     if status["worker"] is not None and status["unsaved_seconds"]:
         parts.append(f"a power cut would cost {duration(status['unsaved_seconds'])}")
+    if (saving := status["saving"]) is not None:
+        share = saving["done"] / max(saving["total"], 1)
+        parts.append(f"writing the {saving['what']} of step {saving['step']}: {share:.0%}")
+    elif status["state"] != "training" and status["ram_gb"] is not None:
+        rest = f" until it has rested for {duration(status['idle_exit'])}" if status["idle_exit"] else ""
+        parts.append(f"holds {status['ram_gb']:g} GB of RAM{rest}")
     if status["error"]:
         parts.append(status["error"])
     write_line(", ".join(parts))

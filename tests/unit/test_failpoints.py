@@ -11,6 +11,7 @@ import pytest
 
 from trainer import files
 from trainer.run import RunDirectory
+from trainer.weights import write_safetensors
 
 HELPER = Path(__file__).resolve().parents[1] / "helpers" / "deaths.py"
 LEAST = {
@@ -101,6 +102,7 @@ def test_nothing_gets_its_name_or_its_forerunner_lost_before_it_is_on_the_disk(t
             run.write_checkpoint(step, trainer.entries("bf16"), {}, keep=1)
         run.write_save_point(3, with_a_folder)
         run.take_back(run.find_source(2, fresh=True))
+    write_safetensors(folder / "model.safetensors", trainer.entries("bf16"))
     run.update(run.config, {**manifest, "fingerprint": "e" * 64})
     assert order.lost == [] and not order.renamed
     assert sum(deed.startswith("rename") for deed in order.deeds) >= 10

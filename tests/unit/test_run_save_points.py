@@ -68,3 +68,27 @@ def test_a_damaged_save_point_is_not_taken_for_whole(run, damage):
     assert run.latest_save_point().step == 5
     assert save(run, 6, "z").path == broken  # and made again when the run gets there again
     assert (broken / "a.bin").read_text() == "z"
+
+
+def test_the_next_save_sweeps_a_damaged_one_away(run):
+    save(run, 5, keep=2)
+    (save(run, 6, keep=2).path / "a.bin").unlink()
+    save(run, 7, keep=2)
+    assert names(run) == ["step-000005", "step-000007"]
+
+
+def test_what_came_later_goes_from_its_end_so_that_a_past_is_left(run, monkeypatch):
+    for step in (5, 6, 7, 8):
+        save(run, step, keep=4)
+    gone = []
+    monkeypatch.setattr(files, "failpoint", lambda deed, path: gone.append(path.name) if deed == "rename" else None)
+    run.roll_back(5)
+    assert [name[len(files.OLD):][:11] for name in gone if name.startswith(files.OLD)] == [
+        "step-000008", "step-000007", "step-000006"]
+
+
+def test_one_under_the_name_of_another_step_is_not_that_steps(run):
+    save(run, 5, keep=2)
+    point = save(run, 6, keep=2).path
+    point.rename(point.with_name("step-000009"))
+    assert run.latest_save_point().step == 5

@@ -1,4 +1,4 @@
-"""The demo on the canvas: a tiny Flux and 16 drawings, trained on any machine in a minute."""
+"""The demo on the canvas: a tiny Flux and 16 drawings, trained on any machine in a few minutes."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ const EN = {
   tab: {
     title: 'Flux runs',
     tip: 'Runs of Flux Full Fine-Tune: curves, samples, save points, export',
-    none: 'No runs yet. Open the template "demo on any machine" and queue it: it trains a tiny Flux in two minutes.',
+    none: 'No runs yet. Open the template "demo on any machine" and queue it: it trains a tiny Flux in a few minutes.',
     refresh: 'Refresh',
     back: 'All runs',
     ofTarget: (step, target) => (target ? `step ${step} of ${target}` : `step ${step}`),

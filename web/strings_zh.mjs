@@ -109,7 +109,7 @@ export const ZH = {
   tab: {
     title: 'Flux 训练',
     tip: 'Flux 全量微调的训练：曲线、图片、存档点、导出',
-    none: '还没有训练。打开模板“demo on any machine”并加入队列：它在两分钟内训练一个微型 Flux。',
+    none: '还没有训练。打开模板“demo on any machine”并加入队列：它在几分钟内训练一个微型 Flux。',
     refresh: '刷新',
     back: '所有训练',
     ofTarget: (step, target) => (target ? `第 ${step} 步，共 ${target} 步` : `第 ${step} 步`),

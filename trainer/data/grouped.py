@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 
@@ -48,6 +49,11 @@ _KINDS = (
 """What is said of one file, and the same of many; ``{}`` is where they are named."""
 
 
+@functools.cache
+def _compiled() -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(pattern, re.DOTALL), many) for pattern, many in _KINDS]
+
+
 def grouped(found: Iterable[tuple[str, str]], named: int = NAMED) -> list[str]:
     """A line for each thing that is said of (path, what is said), the most frequent first; a path counts once in each.
 
@@ -60,9 +66,9 @@ def grouped(found: Iterable[tuple[str, str]], named: int = NAMED) -> list[str]:
 
 
 def _kind(what: str) -> str:
-    for pattern, many in _KINDS:
-        if match := re.fullmatch(pattern, what, re.DOTALL):
-            return match.expand(many)
+    for pattern, many in _compiled():
+        if match := pattern.fullmatch(what):
+            return match.expand(many) if "\\" in many else many
     return re.sub(r"\d+", "0", what)
 
 

@@ -193,6 +193,14 @@ def test_a_damaged_one_that_is_the_only_one_is_refused_in_one_line(saved, damage
     assert run.roll_back(0) is None and run.save_points() == [] and run.status()["resume_step"] == 0
 
 
+def test_a_damaged_one_before_the_newest_is_left_alone(saved):
+    run, _ = saved
+    (run.save_points()[0].path / "trainer.json").unlink()
+    with run.lock():
+        assert run.resume(lambda source: None).step == 2
+    assert [e for e in run.events() if e["type"] in ("damaged", "resumed")] == []
+
+
 def test_a_disk_that_cannot_be_read_is_damage(saved, monkeypatch):
     run, states = saved
     trainer, real = emptied(run), checkpoint.TensorFile.read_all_

@@ -5,12 +5,13 @@ State lives here because a node's class is a locked clone while it executes, and
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -244,11 +245,23 @@ LINGER = 1.0
 _wait = threading.local()
 
 
+@contextlib.contextmanager
+def ended_by(check: Callable[[], None]) -> Iterator[None]:
+    """Inside the block every wait of this thread asks ``check`` too, which may raise what is to end it."""
+    _wait.check = check
+    try:
+        yield
+    finally:
+        _wait.check = None
+
+
 def check_wanted() -> None:
     """Raise ``Abandoned`` in a thread of ``cancellable`` whose caller has given up: it must start nothing any more."""
-    given_up = getattr(_wait, "given_up", None)
+    given_up, check = getattr(_wait, "given_up", None), getattr(_wait, "check", None)
     if given_up is not None and given_up.is_set():
         raise Abandoned
+    if check is not None:
+        check()
 
 
 def cancellable(function: Callable[..., _T], *args: Any, seconds: float = math.inf,
@@ -256,14 +269,16 @@ def cancellable(function: Callable[..., _T], *args: Any, seconds: float = math.i
     """``function(*args)`` in a thread of its own, while this one (the executor's) stays open for the user's Cancel.
 
     On Cancel ComfyUI's interrupt is raised, and the thread gives up where it next asks ``check_wanted``. So it does
-    after ``seconds``, which raises ``TimeoutError``. ``meanwhile`` is called on this thread, twice a second or so.
+    after ``seconds``, which raises ``TimeoutError``, and with what ``ended_by`` raises. ``meanwhile`` is called on
+    this thread, twice a second or so.
     """
     bridge.throw_if_cancelled()  # many short calls in a row must hear it too
+    check_wanted()
     outcome: list[tuple[bool, Any]] = []
-    given_up = threading.Event()
+    given_up, check = threading.Event(), getattr(_wait, "check", None)
 
     def work() -> None:
-        _wait.given_up = given_up
+        _wait.given_up, _wait.check = given_up, check
         try:
             outcome.append((True, function(*args, **kwargs)))
         except BaseException as error:
@@ -279,8 +294,10 @@ def cancellable(function: Callable[..., _T], *args: Any, seconds: float = math.i
             if not thread.is_alive():
                 break
             bridge.throw_if_cancelled()
-            if meanwhile is not None and time.monotonic() > due:
-                meanwhile()
+            if time.monotonic() > due:
+                check_wanted()
+                if meanwhile is not None:
+                    meanwhile()
                 due = time.monotonic() + 0.5
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no answer within {seconds:.0f} s")

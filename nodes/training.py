@@ -140,12 +140,24 @@ def _train(client: WorkerClient, start: int, target: int, stops: list[int], samp
             _wait(client, start, stop, target, bar, pause=sampler.due(stop))
             if sampler.due(stop) and _now(client)["step"] == stop:  # another program may have trained it on
                 say(f"sampling the previews of step {stop}")
-                taken = sampler.take(stop)
-                bar.update(stop - start, target - start, pictures.sheet(taken))
-                bridge.unload_models()
+                with registry.ended_by(lambda: _require_wanted(client.run)):
+                    taken = sampler.take(stop)
+                    bar.update(stop - start, target - start, pictures.sheet(taken))
+                    bridge.unload_models()
+                    if stop < target:
+                        registry.check_wanted()
                 say("")
         if (further := _further(client, target)) > target:
             registry.cancellable(client.train, further)
+
+
+def _require_wanted(run: RunDirectory) -> None:
+    """End the prompt if somebody has paused or stopped the run while it rests for pictures."""
+    now = run.status()
+    paused = now["state"] in ("paused", "stopped") and now["on_the_way"] is None
+    if paused or (now["state"] == "finished" and not run.locked()):
+        log.info("run %s was paused or stopped while its pictures were sampled", run.name)
+        raise bridge.end_prompt()
 
 
 def _further(client: WorkerClient, target: int) -> int:

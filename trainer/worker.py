@@ -98,7 +98,10 @@ class Worker(Asked):
             session.use(trainer)
             if self._goal is not None and self._goal < trainer.step:
                 self._goal = None
-            if self._goal is not None:
+            if self._goal is not None and trainer.step in self._pauses:
+                self._rest_on_the_way(trainer.step, self._goal)
+                self._give_up_goal()
+            elif self._goal is not None:
                 session.transition("training", target=self._goal)
             else:
                 there = trainer.step >= (self.run.log.history().target or 0)  # it may have gone back since

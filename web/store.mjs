@@ -12,7 +12,7 @@ const TOLD = 8000
 
 /**
  * One run: `status` as the server gives it, how far its events are known (`n`), and the newest that came (`seen`);
- * what was asked of it (`request`), why that failed, or what came of it (`told`).
+ * what was asked of it (`request`), whether its worker has `answered`, why that failed, or what came of it (`told`).
  */
 class Run {
   constructor(name) {
@@ -26,6 +26,7 @@ class Run {
     this.validation = []
     this.samples = []
     this.request = ''
+    this.answered = false
     this.requestFailed = ''
     this.told = ''
   }
@@ -80,12 +81,13 @@ class Runs extends EventTarget {
     }
     this.changed(run)
     await this.load(name)
+    run.answered = true
   }
 
   /** Note what is asked of a run. */
   wish(name, action, told = '') {
     const run = this._make(name)
-    Object.assign(run, { request: action, requestFailed: '', told })
+    Object.assign(run, { request: action, answered: false, requestFailed: '', told })
     this.changed(run)
     return run
   }
@@ -159,7 +161,9 @@ class Runs extends EventTarget {
     const stopsYet = run.request === 'stop' && status.state === 'paused'
     const waits = run.request === 'resume' && !moves
     if (!moves && !run.held && !stopsYet && !waits) run.request = ''
-    if (moves && run.request === 'resume') Object.assign(run, { request: '', told: '' })
+    // It moves again after a pause or stop that its worker has followed: somebody else has it go on.
+    const done = run.request === 'resume' || run.answered
+    if (moves && done) Object.assign(run, { request: '', answered: false, told: '' })
     this.changed(run)
   }
 

@@ -185,3 +185,36 @@ def test_two_servers_train_one_run_each_with_its_own_pictures(server: Server, in
         assert {15, 20} <= set(pictures(server, "shared")), found[0].text(other_node)
     finally:
         second.stop()
+
+
+@pytest.mark.parametrize("action", ["pause", "stop"])
+def test_pause_and_stop_count_while_previews_are_sampled(server: Server, action: str) -> None:
+    name = f"sampled_{action}"
+    g = Graph()
+    previews = with_previews(g, 5, "a red circle\na blue star\na green square")
+    g[previews]["inputs"]["sampling_steps"] = 60  # long enough to press a button in
+    trained = train(g, demo(g), name, 1_000_000, previews=previews)
+    asked = threading.Thread(target=lambda: server.post(f"/flux_fft/runs/{name}/{action}", {}))
+    pressed = False
+
+    def press(message: dict) -> None:
+        nonlocal pressed
+        data = message.get("data") or {}
+        if not pressed and message["type"] == "flux_fft.event" and data["on_the_way"] is not None:
+            pressed = True
+            asked.start()
+
+    assert server.run(g, seconds=240, on_message=press).interrupted
+    asked.join(60)
+    run = RunDirectory(server.home / name)
+    ended = run.status()
+    assert ended["state"] == {"pause": "paused", "stop": "stopped"}[action] and ended["step"] == 5
+    assert not pictures(server, name), "it does not wait for them"
+    time.sleep(2)
+    assert run.status()["state"] == ended["state"] and run.locked() == (action == "pause"), "nothing undoes it"
+
+    g[trained]["inputs"]["steps"] = 7
+    g[previews]["inputs"]["sampling_steps"] = 2
+    assert not server.run(g, seconds=240).error
+    assert server.steps(name) == list(range(1, 8)), "and it goes on from there"
+    assert pictures(server, name) == [5], "with the pictures that were cut short"

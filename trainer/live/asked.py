@@ -69,6 +69,8 @@ class Asked:
                 if until < trainer.step or (until == trainer.step and state == "finished"):
                     return
                 if pause_at is not None and pause_at <= trainer.step and state != "training":
+                    if pause_at == trainer.step:
+                        self._rest_on_the_way(pause_at, until)
                     return
                 if state != "training":
                     self._session.transition("training", target=until)
@@ -132,6 +134,15 @@ class Asked:
             return session.roll_back(step, fresh=fresh)
 
         return self.do(back)
+
+    def _rest_on_the_way(self, step: int, target: int) -> None:
+        """Stay at ``step`` for pictures, on the way to ``target``: who pauses it now means something by it."""
+        now = self.run.log.history()
+        if step >= target or now.on_the_way is not None:
+            return
+        if now.state in ("finished", "failed"):
+            self._session.transition("training", target=target)
+        self._session.transition("paused", on_the_way=step, target=target)
 
     def _give_up_goal(self) -> None:
         with self._lock:

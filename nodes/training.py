@@ -97,7 +97,10 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
     losses = [loss for step, loss in run.losses() if step > at]
     lines = [f"Trained run {run.name!r} from step {at} to {target} in {_duration(time.monotonic() - started)}"
              if at < target else f"Run {run.name!r} was at its target of {target}: what was left to do there is done"]
-    if ((now := run.status())["target"] or 0) > target:
+    if (now := run.status())["loss_risen"]:
+        lines.append(f"The loss is {now['loss_risen']:.3g} times what it was at first: this training has gone wrong. "
+                     "Lower the learning rate and begin again, or go back to a save point from before.")
+    if (now["target"] or 0) > target:
         lines.append(f"Another program trains it on, to {now['target']}.")
     if losses:
         lines[0] += f"; loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"

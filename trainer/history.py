@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
+from .spikes import ENDS, risen
+
 RESTING = ("paused", "finished", "failed")
 """States in which a worker that lives does nothing, and holds its memory."""
 WINDOW = 20
@@ -197,6 +199,7 @@ class History:
             "error": self.error,
             "on_the_way": self.on_the_way,
             "loss_first": self.steps[0]["loss"] if self.steps else None,
+            "loss_risen": risen([e["loss"] for e in self.steps[:ENDS]], [e["loss"] for e in self.steps[-ENDS:]]),
             "eval_loss": self.evals[-1]["loss"] if self.evals else None,
             "eval_loss_first": self.evals[0]["loss"] if self.evals else None,
             "validation_loss": self.validations[-1]["loss"] if self.validations else None,

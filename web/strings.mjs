@@ -87,6 +87,8 @@ const EN = {
   waits: { arithmetic: '', up: 'data on their way to the GPU', down: 'data on their way to RAM' },
   diskLow: (size) => `The disk is low: ${size} free, too little for another save point.`,
   saveFailed: (error) => `The run is not saved: ${error}`,
+  lossRisen: (times) => `The loss is ${times} times what it was at first: this training has gone wrong. Lower the `
+    + 'learning rate and begin again, or go back to a save point from before.',
   atTarget: (target, inMemory, ram, rest) =>
     `The run is at its target of ${target}, and saved. Queueing again trains nothing: raise steps to train further.${
       inMemory ? ` The run holds ${ram ? `${ram} of` : 'its'} RAM${until(rest)}: Stop frees it now.` : ''}`,
@@ -165,7 +167,7 @@ const EN = {
     diskLowDetail: (size) => `${size} are free, too little for another save point: free some space.`,
     outOfMemory: (run) => `${run} ran out of VRAM and goes on with less`,
     rolledBack: (run, step) => `${run} went back to step ${step}`,
-    spike: (run, step) => `${run}: the loss jumped at step ${step}`,
+    spike: (run, step) => `${run}: the loss jumped at step ${step}. If it stays up, lower the learning rate`,
     exported: (file) => `Exported ${file}`,
     listed: (loader, name) => `Press R, then ${loader} lists it as ${name}`,
     folder: (folder) => `Folder: ${folder}`,

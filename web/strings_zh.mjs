@@ -72,6 +72,7 @@ export const ZH = {
   waits: { arithmetic: '', up: '送往 GPU 的数据', down: '送往内存的数据' },
   diskLow: (size) => `磁盘空间不足：剩余 ${size}，不够再写一个存档点。`,
   saveFailed: (error) => `训练未能保存：${error}`,
+  lossRisen: (times) => `损失已是开始时的 ${times} 倍：这次训练出了问题。请降低学习率重新开始，或退回到之前的存档点。`,
   atTarget: (target, inMemory, ram, rest) =>
     `训练已到目标 ${target} 步并已保存。再次加入队列不会训练：调高 steps 可继续。${
       inMemory ? `训练仍占用 ${ram ? `${ram} ` : ''}内存${until(rest)}：“停止”可立即释放。` : ''}`,
@@ -149,7 +150,7 @@ export const ZH = {
     diskLowDetail: (size) => `剩余 ${size}，不够再写一个存档点：请腾出空间。`,
     outOfMemory: (run) => `${run} 显存用尽，改用更少显存继续`,
     rolledBack: (run, step) => `${run} 回到了第 ${step} 步`,
-    spike: (run, step) => `${run}：损失在第 ${step} 步突然跳高`,
+    spike: (run, step) => `${run}：损失在第 ${step} 步突然跳高。如果没有回落，请降低学习率`,
     exported: (file) => `已导出 ${file}`,
     listed: (loader, name) => `按 R 刷新后，“${loader}”中的名称为 ${name}`,
     folder: (folder) => `文件夹：${folder}`,

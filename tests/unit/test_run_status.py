@@ -6,6 +6,7 @@ import pytest
 from runs import record, save, walk
 
 from trainer import events
+from trainer.cli.control import report
 from trainer.config import RecipeConfig
 from trainer.run import RunDirectory
 
@@ -57,6 +58,18 @@ def test_status_counts(run, holder):
     run.append("target", target=20)
     assert run.status()["seconds_left"] == 32.0
     assert json.loads(json.dumps(status)) == status
+
+
+def test_a_run_whose_loss_has_risen_says_so_until_that_is_taken_back(run, capsys):
+    walk(run, "preparing", "training")
+    record(run, range(1, 21), 0.5)
+    assert run.status()["loss_risen"] is None
+    record(run, range(21, 41), 8.0)
+    assert run.status()["loss_risen"] == 16.0
+    report(run.status(), False)
+    assert "the loss is 16 times what it was at first: lower the learning rate" in capsys.readouterr().out
+    run.append("resumed", step=20)
+    assert run.status()["loss_risen"] is None
 
 
 @pytest.mark.parametrize("state", events.OPEN_STATES)

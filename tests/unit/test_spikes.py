@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from trainer.live.spikes import FEWEST, LEAST, QUIET, spikes, usual
+from trainer.spikes import FEWEST, LEAST, QUIET, RISEN, risen, spikes, usual
 
 
 def noisy(count: int, spread: float, seed: int, *, first: float = 2.0, last: float = 0.5) -> list[float]:
@@ -51,3 +51,23 @@ def test_too_few_losses_or_ones_that_are_no_numbers_tell_nothing():
     assert usual([None, math.nan, 0.0, math.inf] * 20, 100.0) is None  # type: ignore[list-item]
     assert usual([1.0] * 50, math.nan) is None and usual([1.0] * 50, 0.0) is None
     assert usual([1.0] * 50, LEAST * 0.99) is None and usual([1.0] * 50, LEAST * 1.01) == 1.0
+
+
+@pytest.mark.parametrize("first, last, times", [
+    ([0.4] * 20, [1.6] * 20, 4.0),
+    ([0.4] * 20, [0.4 * RISEN * 0.99] * 20, None),  # a hard subject
+    ([0.4] * 20, [0.3] * 17 + [9.0] * 3, None),  # a few of the last are spikes
+    ([2.0] * 20, [0.1] * 20, None),
+    ([0.4] * (FEWEST - 1), [4.0] * 20, None),
+    ([0.4] * 20, [4.0] * FEWEST + [math.nan, None], 10.0),
+    ([0.0] * 20, [4.0] * 20, None),
+])  # fmt: skip
+def test_a_loss_that_has_gone_up_for_good_is_told_from_noise(first, last, times):
+    assert risen(first, last) == (pytest.approx(times) if times else None)
+
+
+def test_losses_of_a_flux_differ_by_less_from_step_to_step():
+    # At batch 1 the noise level alone spreads the loss of one picture by factors of three (log-normal here).
+    draw = random.Random(3)
+    losses = [0.5 * math.exp(draw.gauss(0.0, 0.6)) for _ in range(40)]
+    assert all(risen(losses[:20], losses[i : i + 20]) is None for i in range(20))

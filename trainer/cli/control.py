@@ -59,6 +59,8 @@ def report(status: dict[str, Any], as_json: bool) -> None:
         parts.append(f"{status['seconds_per_step']:.2f} s/step, {duration(status['seconds_left'])} left")
     if status["lr_set"] is not None:
         parts.append(f"learning rate set to {status['lr_set']:g}")
+    if status["loss_risen"]:
+        parts.append(f"the loss is {status['loss_risen']:.3g} times what it was at first: lower the learning rate")
     saved = status["save_point_step"]
     parts.append(f"saved at step {saved}" if saved is not None else "no save point")
     if status["resume_step"] != (saved or 0) and status["worker"] is None:

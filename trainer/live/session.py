@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .. import spikes
 from ..export.describe import describe
 from ..export.write import ExportOptions, export
 from ..protocol import RunMovedOn
 from ..run import RunDirectory
 from ..saves import underway
 from ..settings import number
-from . import spikes
 from .opened import OpenedRun, with_lr
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Losses that jump: told from the noise that a loss has from batch to batch."""
+"""Losses that jump, and losses that have gone up for good: told from the noise that a loss has from batch to batch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ LEAST, MOST = 6.0, 10.0
 to four times the usual), and one of ``MOST`` times the usual is one, however they spread."""
 SPREADS = 6.0
 """So many spreads above the usual is a spike. Losses of batches spread by factors, so the logarithm is looked at."""
+ENDS, RISEN = 20, 3.0
+"""So many losses at the start and at the end are compared; a training whose loss is so many times what it was has gone
+wrong: with a noise level of its own for every picture, medians of 20 differ by less than a factor of two."""
 QUIET = 20
 """Steps after a spike in which no other is told: what follows belongs to it."""
 
@@ -32,6 +35,18 @@ def usual(recent: Sequence[float], loss: float) -> float | None:
     spread = 1.4826 * statistics.median(abs(one - middle) for one in known)
     height = min(max(math.log(LEAST), SPREADS * spread), math.log(MOST))
     return math.exp(middle) if math.log(loss) >= middle + height else None
+
+
+def risen(first: Sequence[float | None], last: Sequence[float | None]) -> float | None:
+    """How many times the median of the ``last`` losses is that of the ``first``, if that is ``RISEN`` or more.
+
+    None, too, where fewer than ``FEWEST`` of either are numbers.
+    """
+    parts = [[x for x in part if x is not None and math.isfinite(x)] for part in (first, last)]
+    if min(map(len, parts)) < FEWEST:
+        return None
+    before, now = map(statistics.median, parts)
+    return now / before if now >= RISEN * before > 0 else None
 
 
 def spikes(losses: Sequence[float]) -> list[int]:

@@ -8,6 +8,7 @@ happens to run. ``without`` leaves out one kind of wait.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -42,6 +43,10 @@ def poison(tensor: torch.Tensor) -> None:
     tensor.fill_(float("nan") if tensor.is_floating_point() else 85)
 
 
+def _memory(buffers: Iterable[Buffer]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for buffer in buffers for tensor in buffer.tensors.values()}
+
+
 class FakeStreams(Streams):
     staged = True
 
@@ -52,6 +57,8 @@ class FakeStreams(Streams):
         self._queues: dict[str, list[tuple]] = {name: [] for name in SIDE}
         self._clocks = {name: dict.fromkeys((UP, COMPUTE, DOWN), 0) for name in (UP, COMPUTE, DOWN)}
         self._accesses: dict[int, Accesses] = {}
+        self._told: tuple[set[int], set[int]] = (set(), set())
+        """What the work of the moment says that it reads and writes."""
 
     @contextmanager
     def use(self, stream, *, reads=(), writes=()):
@@ -63,12 +70,18 @@ class FakeStreams(Streams):
                 self._touch(stream, buffer, writes=True)
                 if stream == UP:
                     self._queues[UP].append(("poison", list(buffer.tensors.values())))
-            yield
+            outer, self._told = self._told, (_memory(reads), _memory(writes))
+            try:
+                yield
+            finally:
+                self._told = outer
 
     def _touch(self, stream: str, buffer: Buffer, *, writes: bool) -> None:
         now = self._clocks[stream]
         for tensor in buffer.tensors.values():
             seen = self._accesses.setdefault(tensor.untyped_storage().data_ptr(), Accesses())
+            if stream == DOWN and not writes and seen.write is None:
+                raise Race(f"{stream} takes away what nobody is known to have made")
             for other, time in [*([seen.write] if seen.write else []), *(seen.reads if writes else [])]:
                 if other != stream and now[other] < time:
                     raise Race(f"{stream} and {other}")
@@ -79,6 +92,9 @@ class FakeStreams(Streams):
 
     def copy(self, stream, target, source):
         if stream in SIDE:
+            for tensor, told in zip((source, target), self._told, strict=True):
+                if tensor.untyped_storage().data_ptr() not in told:
+                    raise Race(f"{stream} copies what it has not been told of")
             self._queues[stream].append(("copy", target.detach(), source.detach()))
         else:
             target.copy_(source)

@@ -63,6 +63,8 @@ def without_compute_between(streams: FakeStreams) -> None:
     home, here, fresh = (Buffer({"x": torch.full((4,), value)}) for value in (1.0, 0.0, 2.0))
     with streams.use(UP, reads=[home], writes=[here]):
         streams.copy(UP, here["x"], home["x"])
+    with streams.use(COMPUTE, writes=[fresh]):
+        pass
     with streams.use(DOWN, reads=[fresh], writes=[home]):
         streams.copy(DOWN, home["x"], fresh["x"])
     with streams.use(COMPUTE, reads=[here]):

@@ -55,7 +55,8 @@ def reference(trainer: Trainer, samples, levels, counters):
 @pytest.mark.parametrize("micro_batch", [0, 2])
 @pytest.mark.parametrize("loss", ["l2", "huber", "smooth_l1"])
 def test_every_gradient_equals_float64_autograd(tiny, params, micro_batch, loss):
-    config, folder, manifest = tiny(params=params, memory={"micro_batch": micro_batch}, recipe={"loss": loss})
+    config, folder, manifest = tiny(params=params, memory={"micro_batch": micro_batch},
+                                    recipe={"loss": loss, "guidance": 2.5})
     trainer = Trainer(config, folder, dataset=manifest)
     samples, levels = [0, 2, 4], [0.1, 0.5, 0.93]
     counters = [(7, i) for i in samples]

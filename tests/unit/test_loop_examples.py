@@ -87,3 +87,12 @@ def test_a_picture_twice_in_a_batch_has_two_noises(tiny):
     _, reports, _ = losses(config, folder, with_extras(folder, manifest, repeats=6), 2)
     for report in reports:
         assert report.samples == (0, 0, 0) and len(set(report.timesteps)) == 3
+
+
+def test_the_recipes_rate_and_dropout_reach_the_step(tiny):
+    config, folder, manifest = tiny(recipe={"warmup_steps": 4, "caption_dropout": 1.0})
+    trainer = Trainer(config, folder, dataset=manifest)
+    assert [trainer.train_step().lr for _ in range(2)] == [2.5e-4, 5e-4]
+    (micro,) = trainer._micro_batches([0, 1], [0.5, 0.5], [(0,), (1,)])
+    empty, _ = trainer.data.empty_caption()
+    assert torch.equal(micro.context, empty.to(micro.context.dtype).expand_as(micro.context))

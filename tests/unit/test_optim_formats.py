@@ -56,6 +56,12 @@ def test_bytes_per_element() -> None:
             assert size / (1 << 24) == pytest.approx(BYTES[name], abs=1e-4)
 
 
+def test_f24_rounds_to_nearest_and_ties_to_even() -> None:
+    bits = torch.tensor([0x3F80007F, 0x3F800080, 0x3F800081, 0x3F800180, 0x3F8001FF], dtype=torch.int32)
+    kept = keep(FORMATS["f24"], bits.view(torch.float32), False).view(torch.int32)
+    assert kept.tolist() == [0x3F800000, 0x3F800000, 0x3F800100, 0x3F800200, 0x3F800200]
+
+
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_fresh_storage_and_all_zero_tensors_are_zero(name: str, signed: bool) -> None:

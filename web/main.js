@@ -17,7 +17,10 @@ api.addEventListener('flux_fft.said', ({ detail }) => {
   if (node) showLines(node, detail.lines)
 })
 
-/** ComfyUI marks a node that failed, and keeps why some clicks away: the node says it, until the next prompt starts. */
+/**
+ * ComfyUI marks a node that failed, or that it does not take, and keeps why some clicks away: the node says it, until the
+ * next prompt starts.
+ */
 function tellFailures(node) {
   const tell = () => {
     const failure = prompts.failureAt(node)

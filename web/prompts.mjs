@@ -1,4 +1,5 @@
-// What becomes of prompts: when one has ended, and which node the newest failed at, until the next one starts.
+// What becomes of prompts: when one has ended, and which node the newest failed at, or which ComfyUI did not take, until
+// the next one starts.
 
 import { api } from '../../scripts/api.js'
 
@@ -14,13 +15,17 @@ class Prompts extends EventTarget {
     this.cached = []
     /** The node that ended the newest prompt, as ComfyUI tells of it; null: none did, or another prompt has started. */
     this.error = null
-    /** `error` with the graph of its prompt, {node, type, why, ran, graph, workflow}, once that is known. */
+    /**
+     * `error` with the graph of its prompt, {lines, node, type, ran, graph, workflow}, once that is known. `lines`: why,
+     * by the node's id. A prompt that was not taken may have several, and may yet run in part: then it has a `prompt`.
+     */
     this.failure = null
     this.awaited = new Map()
     /** How the last few prompts ended, [id, error]: one may be over before it is asked about. */
     this.over = []
     const on = (type, take) => api.addEventListener(type, ({ detail }) => take(detail ?? {}))
-    on('execution_start', () => this._start())
+    this._watchQueueing()
+    on('execution_start', ({ prompt_id: id }) => this._start(id))
     on('execution_cached', ({ nodes }) => { this.cached = (nodes ?? []).map(String) })
     on('execution_success', ({ prompt_id: id }) => this._end(id))
     on('execution_interrupted', ({ prompt_id: id }) => this._end(id))
@@ -39,22 +44,50 @@ class Prompts extends EventTarget {
 
   /**
    * What `node` has to do with the failure: null, or {own, at, why}. `own`: it is the node that failed; else the prompt
-   * ended before it came to run, at the node with the title `at`. `why` is one line.
+   * ended before it came to run, at the node with the title `at`. `why`: a line, or several.
    */
   failureAt(node) {
     const { failure } = this
     const id = failure && executionId(node)
     if (!id || failure.graph[id]?.class_type !== (node.comfyClass ?? node.type)) return null
     if (failure.workflow && failure.workflow !== openWorkflowId()) return null
-    if (id !== failure.node && failure.ran.includes(id)) return null
+    const own = failure.lines[id]
+    if (!own && failure.ran.includes(id)) return null
     const type = globalThis.LiteGraph?.registered_node_types?.[failure.type]
-    return { own: id === failure.node, at: findNode(failure.node)?.title || type?.title || failure.type, why: failure.why }
+    const at = findNode(failure.node)?.title || type?.title || failure.type
+    return { own: own !== undefined, at, why: own ?? failure.lines[failure.node] }
   }
 
-  _start() {
+  _start(id) {
     this.cached = []
     this.error = null
-    this._tell(null)
+    if (!this.failure?.prompt || this.failure.prompt !== id) this._tell(null)
+  }
+
+  /** What the Run button queues goes this way: ComfyUI says why it does not take it where few look. */
+  _watchQueueing() {
+    const { queuePrompt } = api
+    api.queuePrompt = async (...args) => {
+      try {
+        const answer = await queuePrompt.apply(api, args)
+        this._refused(args[1], answer?.node_errors, answer?.prompt_id)
+        return answer
+      } catch (error) {
+        this._refused(args[1], error?.response?.node_errors, '')
+        throw error
+      }
+    }
+  }
+
+  /** `errors`: of the nodes that ComfyUI does not take of a prompt; `prompt`: the id of what is left of it, if any. */
+  _refused({ output: graph, workflow } = {}, errors, prompt) {
+    const lines = Object.fromEntries(Object.entries(errors ?? {}).map(([id, node]) =>
+      [id, node.errors?.map(refusalOf).join('\n')]).filter(([, text]) => text))
+    const [node] = Object.keys(lines)
+    if (!node || !graph) return
+    this.error = null
+    const ran = prompt ? Object.keys(graph) : []
+    this._tell({ lines, node, type: errors[node].class_type, ran, graph, workflow: workflowIdOf(workflow), prompt })
   }
 
   _tell(failure) {
@@ -75,7 +108,8 @@ class Prompts extends EventTarget {
       const [, , graph, extra] = (await fromHistory(error.prompt_id)) ?? []
       if (!graph || this.error !== error) continue
       const workflow = workflowIdOf(extra?.extra_pnginfo?.workflow)
-      return this._tell({ node: String(error.node_id), type: error.node_type, why, ran, graph, workflow })
+      const node = String(error.node_id)
+      return this._tell({ lines: { [node]: why }, node, type: error.node_type, ran, graph, workflow })
     }
   }
 
@@ -104,6 +138,14 @@ async function fromHistory(id) {
 function lineOf({ exception_message: message, exception_type: type }) {
   const line = String(message ?? '').split('\n').map((one) => one.trim()).find(Boolean)
   return (line ?? type ?? '').slice(0, LONGEST)
+}
+
+/** One line of why ComfyUI does not take a node's input: a node's own check gives "INPUT - its line". */
+function refusalOf({ type, message, details, extra_info: { input_name: input } = {} }) {
+  const own = type === 'custom_validation_failed' && details?.startsWith(`${input} - `)
+  const line = own ? details.slice(input.length + 3) : [message, details].filter(Boolean).join(': ')
+  const told = own && !line.startsWith(input) ? `${input}: ${line}` : line
+  return told.replace(/\s+/g, ' ').slice(0, LONGEST)
 }
 
 export const prompts = new Prompts()

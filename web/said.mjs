@@ -64,7 +64,7 @@ class Said {
   }
 
   _draw() {
-    const lines = this.error ? [this.error] : this.words
+    const lines = this.error ? this.error.split('\n') : this.words
     this.box.classList.toggle('is-error', this.error !== '')
     this.box.replaceChildren(...lines.map((line) => make('div', '', line)))
     this.box.title = lines.join('\n')

@@ -105,6 +105,48 @@ def test_why_a_node_failed_is_said_on_it_and_on_the_panel_behind_it(
         stop(server, run)
 
 
+@pytest.mark.parametrize("renderer", ["classic", "vue"])
+def test_why_a_value_is_not_taken_is_said_on_its_node(
+        canvas: Callable[..., Canvas], server: Server, renderer: str) -> None:
+    skip_old_vue(server, renderer)
+    page = canvas(renderer=renderer)
+    train = demo(page, 'my/run: "1"', 1)
+    panel = page.panel(train)
+    start = next(n["id"] for n in page.nodes() if n["type"] == "FluxFFTStart")
+    page.queue()
+    page.wait_said(start, "leave out '\"' '/' ':'")
+    (line,) = page.said(start)
+    assert line.startswith("run_name: run name is 'my/run")
+    shown = panel.wait("p.state === 'Not started' && p.error")
+    assert shown["line"].startswith("The prompt ended before training, at Start or Continue a Run: run_name: run name")
+    close_dialog(page)
+    page.fit()
+    page.screenshot("refused-value")
+
+    # A node has several values that are not taken; one that was set right says nothing any more.
+    page.page.evaluate("""([start, train, name]) => {
+      const value = (id, widget, to) => {
+        window.app.canvas.graph.getNodeById(id).widgets.find((w) => w.name === widget).value = to
+      }
+      value(start, 'run_name', name)
+      value(train, 'steps', 0)
+    }""", [start, train, f"refused_{renderer}"])
+    page.queue()
+    panel.wait("p.error && p.line.includes('steps')")
+    assert page.said(start) == []
+    close_dialog(page)
+
+    page.page.evaluate("""(train) => {
+      window.app.canvas.graph.getNodeById(train).widgets.find((w) => w.name === 'steps').value = 1
+    }""", train)
+    page.queue()
+    try:
+        panel.wait("!p.error && p.state !== 'Not started'")
+        panel.wait("p.state === 'Finished'", 300)
+    finally:
+        stop(server, f"refused_{renderer}")
+
+
 def test_why_a_picture_that_was_asked_for_failed_is_said_on_the_panel(
         canvas: Callable[..., Canvas], server: Server) -> None:
     page = canvas()

@@ -15,6 +15,15 @@ from typing import Any
 from tests.comfyui.server import PACK
 from tests.comfyui.workflows import inputs_of, is_widget, to_workflow
 
+_HUB = "https://huggingface.co"
+MODELS = {name: {"name": name, "url": f"{_HUB}/{place}/{name}", "directory": directory} for name, directory, place in (
+    ("flux1-dev.safetensors", "diffusion_models", "Comfy-Org/flux1-dev/resolve/main"),
+    ("clip_l.safetensors", "text_encoders", "comfyanonymous/flux_text_encoders/resolve/main"),
+    ("t5xxl_fp16.safetensors", "text_encoders", "comfyanonymous/flux_text_encoders/resolve/main"),
+    ("ae.safetensors", "vae", "Comfy-Org/Lumina_Image_2.0_Repackaged/resolve/main/split_files/vae"),
+)}
+"""Where ComfyUI's own templates have the files from: for who lacks them, it names folder and download."""
+
 
 def with_defaults(prompt: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
     """A prompt with every widget that its nodes have now, in their order."""
@@ -29,7 +38,12 @@ def again(workflow: dict[str, Any], prompt: dict[str, Any], info: dict[str, Any]
     """The workflow of a prompt, drawn as the one that is there."""
     notes = [n for n in workflow["nodes"] if n["type"] not in info]
     places = {str(n["id"]): (*n["pos"], *n["size"]) for n in workflow["nodes"]}
-    return {**to_workflow(prompt, places, info, notes), "id": workflow["id"], "extra": workflow["extra"]}
+    drawn = to_workflow(prompt, places, info, notes)
+    for node in drawn["nodes"]:
+        models = [MODELS[value] for value in node.get("widgets_values", []) if value in MODELS]
+        if models:
+            node["properties"]["models"] = models
+    return {**drawn, "id": workflow["id"], "extra": workflow["extra"]}
 
 
 def main(url: str) -> None:

@@ -79,6 +79,18 @@ def test_a_workflow_is_its_prompt(server: Server, name: str) -> None:
     assert to_prompt(workflow, server.get("/object_info")) == twin(TWINS[name])
 
 
+@pytest.mark.parametrize("name", TWINS)
+def test_a_workflow_says_where_its_files_come_from(server: Server, name: str) -> None:
+    workflow = json.loads((PACK / f"example_workflows/{name}.json").read_text(encoding="utf-8"))
+    for node in workflow["nodes"]:
+        files = [value for value in node.get("widgets_values", []) if str(value).endswith(".safetensors")]
+        told = node["properties"].get("models", [])
+        assert [model["name"] for model in told] == files
+        for model in told:
+            assert model["url"].startswith("https://huggingface.co/") and model["url"].endswith(f"/{model['name']}")
+            assert (server.base / "models" / model["directory"]).is_dir()
+
+
 def test_the_demo_runs(server: Server) -> None:
     g = twin("demo")
     trained = node(g, "FluxFFTTrainSteps")

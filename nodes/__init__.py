@@ -20,6 +20,7 @@ from . import (
     recipe,
     run,
     run_model,
+    search,
     words,
 )
 
@@ -33,7 +34,7 @@ class FluxFullFineTune(ComfyExtension):
     """All nodes of the pack, in the order of a graph."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return list(map(words.guarded, [
+        return [search.findable(words.guarded(node)) for node in (
             model.FluxFFTModel,
             merge_lora.FluxFFTMergeLoRA,
             dataset.FluxFFTDataset,
@@ -54,7 +55,7 @@ class FluxFullFineTune(ComfyExtension):
             export.FluxFFTExport,
             demo.FluxFFTDemo,
             doctor.FluxFFTDoctor,
-        ]))
+        )]
 
 
 async def comfy_entrypoint() -> ComfyExtension:

@@ -135,7 +135,7 @@ header { display: flex; align-items: center; gap: 6px; min-height: 22px; }
 .overlay figcaption { color: var(--dim); font-size: 11px; text-align: center; overflow-wrap: anywhere; max-height: 32px; overflow: auto; }
 .overlay .close { align-self: center; }
 
-.words { flex: none; height: 66px; overflow: auto; color: var(--dim); overflow-wrap: anywhere; }
+.words { flex: none; min-height: 66px; max-height: 148px; overflow: auto; scrollbar-width: thin; color: var(--dim); overflow-wrap: anywhere; }
 .words .worker-log { float: right; margin-left: 10px; }
 p { margin: 0; }
 p:empty { display: none; }

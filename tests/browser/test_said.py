@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.browser.canvas import Canvas
-from tests.browser.runs import skip_old_vue
-from tests.comfyui.server import Server
+from tests.browser.runs import demo, long_run, skip_old_vue
+from tests.comfyui.server import PACK_NAME, Server
 from trainer.memory.doctor import Report, text
 from trainer.memory.machine import Speeds
 
@@ -45,3 +45,55 @@ def test_the_doctor_s_report_is_seen_whole(canvas: Callable[..., Canvas], server
       return box.clientHeight > 200 && box.scrollHeight <= box.clientHeight + 1
     }""", arg=node)
     page.screenshot(f"doctor-{renderer}")
+
+
+PAUSED = {"state": "paused", "worker": {}, "ram_gb": 0.6, "idle_exit": 1800}
+NOTHING = ("Nothing to train: run 'a_run_with_a_name_of_some_length' is at step 1,500 and this node's target is 1,200 "
+           "(step 0 + 1,200). Raise steps to train further.")
+
+
+@pytest.mark.parametrize("renderer, language", [("classic", "en"), ("vue", "zh")])
+def test_the_panel_s_words_are_seen_whole_at_the_template_s_size(
+        canvas: Callable[..., Canvas], server: Server, renderer: str, language: str) -> None:
+    skip_old_vue(server, renderer)
+    run = f"words_{renderer}"
+    long_run(server, run, 60)
+    page = canvas(renderer=renderer)
+    server.post("/api/settings", {"Comfy.Locale": language})
+    try:
+        page.reload()
+        train = demo(page, run, 60)
+        page.show(train)
+        panel = page.panel(train)
+        panel.wait("p.run !== '' && p.curve > 20")
+
+        def change(status: dict[str, object]) -> None:
+            page.page.evaluate("""async ([pack, run, status]) => {
+              const { runs } = await import(`/extensions/${pack}/store.mjs`)
+              Object.assign(runs.get(run).status, status)
+              runs.changed(runs.get(run))
+            }""", [PACK_NAME, run, status])
+
+        def say(text: str) -> None:
+            page.page.evaluate("([id, text]) => window.app.canvas.graph.getNodeById(id).onExecuted({ text: [text] })",
+                               [train, text])
+
+        change(PAUSED)
+        say(NOTHING)
+        panel.wait("p.line.startsWith('Nothing to train') && p.hint.length > 20")
+        page.page.wait_for_timeout(300)
+        page.screenshot(f"panel-words-{language}")
+        seen = page.page.evaluate("""(id) => {
+          const node = window.app.canvas.graph.getNodeById(id)
+          const root = node.widgets.find((w) => w.name === 'status').element.shadowRoot
+          const [words, panel, chart] = ['.words', '.panel', '.chart'].map((css) => root.querySelector(css))
+          return { hidden: words.scrollHeight - words.clientHeight, chart: chart.clientHeight,
+            below: words.getBoundingClientRect().bottom - panel.getBoundingClientRect().bottom }
+        }""", train)
+        assert seen["hidden"] <= 1 and seen["below"] <= 0 and seen["chart"] >= 90, seen
+        assert panel.cut_off() == []
+
+        change({"state": "stopped", "worker": None})
+        panel.wait("p.line !== '' && !p.line.startsWith('Nothing')")
+    finally:
+        server.post("/api/settings", {"Comfy.Locale": "en"})

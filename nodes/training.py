@@ -217,7 +217,7 @@ def _wait(client: WorkerClient, start: int, stop: int, target: int, bar: bridge.
 
 def _show_save(bar: bridge.Progress, status: dict[str, Any]) -> bool:
     """Have the bar show how far a save point or checkpoint is, if one is being written."""
-    saving = status.get("saving")  # a worker that was there before the pack was updated does not say
+    saving = status["saving"]
     if saving is not None:
         bar.update(saving["done"], saving["total"])
     return saving is not None

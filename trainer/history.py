@@ -11,6 +11,8 @@ from .spikes import ENDS, risen
 
 RESTING = ("paused", "finished", "failed")
 """States in which a worker that lives does nothing, and holds its memory."""
+MEASURE = ("dataset", "recipe.loss", "recipe.huber_delta", "recipe.timestep_sampling", "recipe.shift")
+"""Beginnings of the names of settings that say what a loss is the loss of."""
 WINDOW = 20
 """Steps over which the seconds per step are taken (their median: a save or a pause does not tilt it)."""
 
@@ -37,8 +39,8 @@ class Steps(Sequence[dict[str, Any]]):
             if 0 < n < self._EXACT and 0 <= step < self._EXACT and 0 <= images < self._EXACT:
                 self._rows.extend((n, t, step, loss, lr, seconds, images, epoch))
                 return
-        row = [0.0] * len(self.NUMBERS)
-        row[self.NUMBERS.index("step")] = event["step"]
+        row = array("d", [0.0] * len(self.NUMBERS))
+        row[self.NUMBERS.index("step")] = event["step"]  # a line that has none of it raises, and has changed nothing
         self._others[len(self)] = event
         self._rows.extend(row)
 
@@ -102,6 +104,8 @@ class History:
         self.on_the_way: int | None = None
         """The step at which it is paused because a client asked for that, to sample; it goes on by itself."""
         self.steps = Steps()
+        self.alike = 0
+        """The first of ``steps`` from which on losses can be compared: before, they were measured otherwise."""
         self.evals: list[dict[str, Any]] = []
         self.validations: list[dict[str, Any]] = []
         self.lr_set: float | None = None
@@ -165,6 +169,8 @@ class History:
     def _on_config(self, event: dict[str, Any]) -> None:
         if "optimizer.lr" in event["changed"]:
             self.lr_set = None
+        if any(name.startswith(MEASURE) for name in event["changed"]):
+            self.alike = len(self.steps)
 
     def _on_memory(self, event: dict[str, Any]) -> None:
         self.memory = event
@@ -172,6 +178,7 @@ class History:
     def _on_resumed(self, event: dict[str, Any]) -> None:
         self.step, self.unsaved_seconds, self.save_clock, self.spiked = event["step"], 0.0, 0.0, None
         self.steps = self.steps.until(self.step)
+        self.alike = min(self.alike, len(self.steps))
         self.evals, self.validations = (
             [e for e in told if e["step"] <= self.step] for told in (self.evals, self.validations))
         if self.state == "finished" and self.step < (self.target or 0):
@@ -181,6 +188,12 @@ class History:
         self._on_resumed(event)
         if self.state == "failed":  # by what is now a lost past
             self.state, self.error = "paused", None
+
+    def _risen(self) -> float | None:
+        """How many times what it was the loss is, if it has gone up for good; see ``spikes.risen``."""
+        alike = max(self.alike, len(self.steps) - ENDS)
+        first, last = self.steps[self.alike : self.alike + ENDS], self.steps[alike:]
+        return risen([e["loss"] for e in first], [e["loss"] for e in last])
 
     def summary(self) -> dict[str, Any]:
         """The numbers that a panel shows, as plain JSON types; None where there is none yet."""
@@ -199,7 +212,7 @@ class History:
             "error": self.error,
             "on_the_way": self.on_the_way,
             "loss_first": self.steps[0]["loss"] if self.steps else None,
-            "loss_risen": risen([e["loss"] for e in self.steps[:ENDS]], [e["loss"] for e in self.steps[-ENDS:]]),
+            "loss_risen": self._risen(),
             "eval_loss": self.evals[-1]["loss"] if self.evals else None,
             "eval_loss_first": self.evals[0]["loss"] if self.evals else None,
             "validation_loss": self.validations[-1]["loss"] if self.validations else None,

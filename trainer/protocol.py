@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Goes up when a message changes its meaning. ``hello`` and ``stop`` stay as they are for ever."""
 MAX_BYTES = 1 << 30
 """No message is longer: latents and captions are megabytes, weights never travel."""

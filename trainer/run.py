@@ -279,8 +279,8 @@ class RunDirectory:
         """What was saved of ``step``; see ``sources.find``."""
         return sources.find(self, step, fresh=fresh, checkpoint=checkpoint)
 
-    def take_back(self, source: Source | None, *, skip: int | None = None, why: str = "") -> Source | None:
-        """Have the run go on from what ``find_source`` gave; see ``sources``. Needs the lock."""
+    def take_back(self, source: Source | None, *, skip: int | None = None, why: str = "") -> dict[str, Any]:
+        """Have the run go on from what ``find_source`` gave; returns the event; see ``sources``. Needs the lock."""
         return sources.take_back(self, source, skip=skip, why=why)
 
     def renew_moments(self) -> int:

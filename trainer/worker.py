@@ -98,9 +98,10 @@ class Worker(Asked):
             session.use(trainer)
             if self._goal is not None and self._goal < trainer.step:
                 self._goal = None
-            if self._goal is not None and trainer.step in self._pauses:
+            if self._goal is not None and self._goal > trainer.step and trainer.step in self._pauses:
+                self._pauses.discard(trainer.step)
                 self._rest_on_the_way(trainer.step, self._goal)
-                self._give_up_goal()
+                self._goal = None
             elif self._goal is not None:
                 session.transition("training", target=self._goal)
             else:
@@ -149,7 +150,8 @@ class Worker(Asked):
         """Whoever wanted pictures on the way has gone, or is done."""
         with self._lock:
             now = self.run.log.history()
-            if self._goal is None and now.state == "paused" and now.on_the_way is not None and now.target:
+            waits = self._goal is None and now.state == "paused" and now.on_the_way is not None
+            if waits and now.target and not self.closing:
                 self.train(now.target)
 
     def _exit_idle(self) -> None:

@@ -42,7 +42,10 @@ export function hintOf(run, state) {
   const status = run?.status ?? {}
   if (status.disk_low) return TEXT.diskLow(bytes(status.disk_low))
   if (status.save_failed) return TEXT.saveFailed(status.save_failed)
-  if (status.loss_risen) return TEXT.lossRisen(figure(status.loss_risen))
+  return [status.loss_risen ? TEXT.lossRisen(figure(status.loss_risen)) : '', comingNext(status, state)].join(' ').trim()
+}
+
+function comingNext(status, state) {
   if (state === 'training') return trainingHint(status)
   const [ram, rest] = [gigabytes(status.ram_gb), duration(status.idle_exit)]
   if (state === 'paused') return TEXT.pausedHint(ram, rest)

@@ -49,8 +49,8 @@ def serve():
 
     workers, threads, clients = [], [], []
 
-    def start(run: RunDirectory, **options):
-        worker = Worker(run, **options)
+    def start(run: RunDirectory, kind: type[Worker] = Worker, **options):
+        worker = kind(run, **options)
         thread = threading.Thread(target=worker.serve)
         thread.start()
         workers.append(worker), threads.append(thread)

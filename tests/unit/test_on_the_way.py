@@ -7,6 +7,8 @@ from sessions import PAIRS
 from workers import make, wait_for, wait_for_state
 
 from trainer.client import open_run
+from trainer.run import RunDirectory
+from trainer.worker import Worker
 
 
 def resting(run, serve, at=3, until=8, **options):
@@ -100,3 +102,56 @@ def test_a_terminals_run_that_is_paused_by_will_stays_so(tiny, serve, monkeypatc
     wait_for(lambda: worker._session.parked)
     threading.Event().wait(1.0)
     assert wait_for_state(client, "paused")["on_the_way"] is None
+
+
+def test_a_run_that_is_told_to_end_where_it_would_go_on_by_itself_is_saved(tiny, serve, monkeypatch):
+    monkeypatch.setattr("trainer.worker.ON_THE_WAY", 0.0)
+    run = make(tiny, **PAIRS)
+    worker, client = serve(run, foreground=True)
+    go_on = worker._go_on
+
+    def late() -> None:
+        worker.quit("the machine shuts down")
+        go_on()
+
+    worker._go_on = late
+    client.train(8, pause_at=3)
+    wait_for(lambda: not run.locked())
+    assert run.status()["state"] == "stopped" and run.status()["save_point_step"] == 3
+
+
+def saved_at_3(tiny) -> RunDirectory:
+    run = make(tiny, **PAIRS)
+    worker = Worker(run, until=3, foreground=True)
+    worker.serve()
+    return run
+
+
+def asked_while_it_loads(run, serve, *wishes):
+    """A worker that is asked to train, and to pause, before it has loaded its run."""
+    loaded = threading.Event()
+
+    class Slow(Worker):
+        def _load(self) -> None:
+            loaded.wait(30)
+            super()._load()
+
+    worker, client = serve(run, kind=Slow)
+    for until, at in wishes:
+        client.train(until, pause_at=at)
+    loaded.set()
+    return worker, client
+
+
+def test_a_run_that_is_loaded_for_pictures_of_its_step_rests_there_and_forgets_no_others(tiny, serve):
+    worker, client = asked_while_it_loads(saved_at_3(tiny), serve, (8, 3), (8, 6))
+    assert wait_for(lambda: client.status()["on_the_way"]) == 3 and client.status()["target"] == 8
+    client.train(8)
+    assert wait_for(lambda: client.status()["on_the_way"]) == 6
+    client.train(8)
+    assert wait_for_state(client, "finished")["step"] == 8
+
+
+def test_a_run_that_is_loaded_for_pictures_of_its_target_is_finished(tiny, serve):
+    _, client = asked_while_it_loads(saved_at_3(tiny), serve, (3, 3))
+    assert wait_for_state(client, "finished")["on_the_way"] is None

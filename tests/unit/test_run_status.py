@@ -1,5 +1,6 @@
 """What a run's history says of it: its state, its losses, and whether its worker is there."""
 
+import contextlib
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from runs import record, save, walk
 from trainer import events
 from trainer.cli.control import report
 from trainer.config import RecipeConfig
+from trainer.history import Steps
 from trainer.run import RunDirectory
 
 
@@ -68,8 +70,23 @@ def test_a_run_whose_loss_has_risen_says_so_until_that_is_taken_back(run, capsys
     assert run.status()["loss_risen"] == 16.0
     report(run.status(), False)
     assert "the loss is 16 times what it was at first: lower the learning rate" in capsys.readouterr().out
+    run.append("config", changed=["optimizer.lr"])
+    assert run.status()["loss_risen"] == 16.0
+    run.append("config", changed=["recipe.loss"])
+    record(run, range(41, 61), 3.0)
+    assert run.status()["loss_risen"] is None, "it is another loss"
+    record(run, range(61, 81), 24.0)
+    assert run.status()["loss_risen"] == 8.0
     run.append("resumed", step=20)
     assert run.status()["loss_risen"] is None
+
+
+def test_a_line_of_a_step_that_is_none_takes_nothing_from_the_others():
+    steps = Steps()
+    for step in ("x", 7):
+        with contextlib.suppress(TypeError):
+            steps.append({"type": "step", "step": step})
+    assert [e["step"] for e in steps] == [7] and steps.column("step") == [7]
 
 
 @pytest.mark.parametrize("state", events.OPEN_STATES)

@@ -157,7 +157,8 @@ def test_a_run_goes_on_from_its_weights_with_moments_of_zero(trained, checkpoint
         else:
             before.load(run.latest_save_point())
             kept = exact(before)
-        source = run.take_back(run.find_source(step, fresh=True))
+        source = run.find_source(step, fresh=True)
+        run.take_back(source)
     assert source.fresh and run.source() == source and run.status()["resume_step"] == run.status()["step"] == step
     trainer = emptied(RunDirectory(run.path))
     with run.lock():

@@ -136,14 +136,14 @@ class Session(OpenedRun):
         try:
             trainer.load(source)
             read = True
-            self.run.take_back(source, why=why, skip=skip)
+            told = self.run.take_back(source, why=why, skip=skip)
         except Exception:
             if read or trainer.torn:
                 self._return(trainer)
             raise
         finally:
             self.activity = "idle"
-        self._tell(self.run.events_of("rolled_back")[-1])
+        self._tell(told)
         trainer.rollbacks, trainer.skipped = self.run.rollbacks, self.run.skipped
         self.use(trainer)
         return trainer.step

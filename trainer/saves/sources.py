@@ -108,8 +108,10 @@ def find(run: RunDirectory, step: int | None, *, fresh: bool = False, checkpoint
     raise ValueError(_nothing(run, step, points, weights))
 
 
-def take_back(run: RunDirectory, source: Source | None, *, skip: int | None = None, why: str = "") -> Source | None:
-    """Have the run go on from ``source`` (None: the model's weights), which is returned. The lock is held.
+def take_back(
+    run: RunDirectory, source: Source | None, *, skip: int | None = None, why: str = ""
+) -> dict[str, Any]:  # fmt: skip
+    """Have the run go on from ``source`` (None: the model's weights); returns the event. The lock is held.
 
     Later save points are removed and ``rollbacks`` goes up, so that its noise is another. ``skip``: the number of a
     batch to leave out from now on. ``why`` goes into the event ``rolled_back``.
@@ -127,8 +129,8 @@ def take_back(run: RunDirectory, source: Source | None, *, skip: int | None = No
         raise ValueError(f"run {run.name!r} cannot go back to step {at} yet: a later save point could not be removed"
                          f" ({error.strerror or error}); close what has it open, then try again") from None
     told: dict[str, Any] = {"why": why, "skipped": skip, "fresh": note is not None or None}
-    run.append("rolled_back", durable=True, step=at, **{k: v for k, v in told.items() if v is not None and v != ""})
-    return source
+    said = {k: v for k, v in told.items() if v is not None and v != ""}
+    return run.append("rolled_back", durable=True, step=at, **said)
 
 
 def renew_moments(run: RunDirectory) -> int:

@@ -8,6 +8,7 @@ import { dropProgressPicture, executionId, findNode, TRAIN_STEPS } from './graph
 import { watchRuns } from './notices.mjs'
 import { attachPanel } from './panel.mjs'
 import { prompts } from './prompts.mjs'
+import { offerRuns, watchNames } from './run_names.mjs'
 import { registerTab } from './runs_tab.mjs'
 import { linesOf, showError, showLines } from './said.mjs'
 
@@ -41,11 +42,13 @@ app.registerExtension({
     registerTab()
     watchRuns()
     watchDrops()
+    watchNames()
   },
   nodeCreated(node) {
     if (!node.comfyClass?.startsWith('FluxFFT')) return
     const panel = node.comfyClass === TRAIN_STEPS ? attachPanel(node) : null
     if (!panel) tellFailures(node)
+    offerRuns(node)
     const onExecuted = node.onExecuted
     node.onExecuted = function (output, ...rest) {
       onExecuted?.call(this, output, ...rest)

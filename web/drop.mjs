@@ -7,6 +7,7 @@ import { api } from '../../scripts/api.js'
 import { bytes, count } from './format.mjs'
 import { openGraph } from './graph.mjs'
 import { toast } from './notices.mjs'
+import { forgetLines } from './said.mjs'
 import { TEXT } from './strings.mjs'
 
 const NODE = 'FluxFFTDataset'
@@ -109,14 +110,28 @@ function setFolder(folder, [x, y]) {
   let node = under ?? (empty.length === 1 ? empty[0] : null)
   if (!node) {
     node = window.LiteGraph.createNode(NODE)
-    node.pos = [x, y]
+    node.pos = freePlace(graph.nodes, [x, y], node.size)
     graph.add(node)
   }
   const widget = folderOf(node)
   widget.value = folder
   widget.callback?.(folder)
+  forgetLines(node) // of another folder
   app.canvas.setDirty(true, true)
   app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState?.()
+}
+
+const TITLE = 30
+const GAP = 20
+
+/** `at`, or the first place below it where a node of this size covers no other. */
+function freePlace(nodes, at, [width, height]) {
+  const [x, top] = at
+  let y = top
+  const covers = ({ pos, size }) => x < pos[0] + size[0] + GAP && pos[0] < x + width + GAP
+    && y - TITLE < pos[1] + size[1] + GAP && pos[1] - TITLE < y + height + GAP
+  for (let under = nodes.find(covers); under; under = nodes.find(covers)) y = under.pos[1] + under.size[1] + TITLE + GAP
+  return [x, y]
 }
 
 function folderOf(node) {

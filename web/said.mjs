@@ -30,6 +30,11 @@ export function showError(node, why) {
   node.fluxFFTSaid?.fail(why)
 }
 
+/** What it said, or why it failed, is past. */
+export function forgetLines(node) {
+  node.fluxFFTSaid?.forget()
+}
+
 class Said {
   constructor(node) {
     this.node = node
@@ -61,6 +66,12 @@ class Said {
     this.error = why
     if (why || this.words.length) this._draw()
     else this._remove()
+  }
+
+  forget() {
+    this.words = []
+    this.error = ''
+    this._remove()
   }
 
   _draw() {

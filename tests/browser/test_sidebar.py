@@ -164,10 +164,22 @@ def test_a_zip_and_a_folder_that_are_dropped_become_datasets(
         for path in (tmp_path / "squares").iterdir():
             file.write(path, f"inside/{path.name}")
     page.page.evaluate("() => window.app.canvas.graph.nodes[0].widgets.find((w) => w.name === 'folder').value = ''")
+    (node,) = [n["id"] for n in page.nodes()]
+    page.page.evaluate("(id) => window.app.canvas.graph.getNodeById(id).onExecuted({ text: ['what was said before'] })",
+                       node)
+    page.wait_said(node, "what was said before")
     page.drop(archive, 200, 600)
     page.page.wait_for_function("""() => window.app.canvas.graph.nodes[0].widgets.find((w) => w.name === 'folder').value
       === 'more'""")
     assert len(page.nodes()) == 1, "the one without a folder was set"
+    assert page.said(node) == [], "that was of another folder"
+    page.drop(archive, 600, 420)  # half over it
+    page.page.wait_for_function("() => window.app.canvas.graph.nodes.length === 2")
+    assert page.page.evaluate("""() => {
+      const [a, b] = window.app.canvas.graph.nodes
+      return b.pos[1] - 30 >= a.pos[1] + a.size[1] || a.pos[0] >= b.pos[0] + b.size[0]
+    }"""), "it found a free place"
+    page.page.evaluate("() => window.app.canvas.graph.remove(window.app.canvas.graph.nodes[1])")
     page.screenshot("dropped")
     assert len(list((server.base / "input" / "more" / "inside").iterdir())) == 4
 

@@ -93,6 +93,16 @@ def test_what_a_power_cut_would_cost_is_known_to_all(tiny):
     assert run.status()["unsaved_seconds"] == 0
 
 
+def test_it_saves_every_so_many_minutes_by_the_clock_that_others_see(tiny):
+    run = make(tiny, **recipe(save_every_minutes=1))
+    one = session(run)
+    one.step()
+    assert not events(run, "saved")
+    run.log.history().save_clock = 60.0
+    one.step(), one.step()
+    assert [e["step"] for e in events(run, "saved")] == [2]
+
+
 def test_images_and_epochs_are_counted(tiny):
     run = make(tiny, **PAIRS)
     one = session(run)

@@ -36,7 +36,6 @@ class OpenedRun:
         self._watch = watch
         self._uid = run.uid
         self._described: tuple[RunConfig, dict[str, Any]] | None = None
-        self._unsaved_seconds = 0.0
         self._measured = time.monotonic()
         self._fitting = Fitting(run, self.event)
 
@@ -75,7 +74,7 @@ class OpenedRun:
 
     def use(self, trainer: Trainer) -> None:
         """Go on with what ``load`` gave."""
-        self.trainer, self.parked, self._unsaved_seconds = trainer, False, 0.0
+        self.trainer, self.parked = trainer, False
         self._measured = time.monotonic()
 
     def _description(self) -> tuple[RunConfig, dict[str, Any]]:

@@ -64,7 +64,7 @@ class Session(OpenedRun):
             return self._go_back("out of memory", "the GPU's memory ran out in the middle of a step")
         every = recipe.save_every_steps if self._save_every is None else self._save_every
         due = bool(every) and report.step % every == 0
-        if due or 0 < 60 * recipe.save_every_minutes <= self._unsaved_seconds:
+        if due or 0 < 60 * recipe.save_every_minutes <= self.run.log.history().save_clock:
             self.try_save()
         if recipe.checkpoint_every_steps and report.step % recipe.checkpoint_every_steps == 0:
             self._checkpoint()
@@ -82,7 +82,6 @@ class Session(OpenedRun):
         epoch = last.get("epoch", (images - count) / whole) + count / whole
         self.event("step", step=report.step, loss=report.loss, lr=report.lr, seconds=report.seconds, images=images,
                    epoch=round(epoch, 6), **{name: value for name, value in told.items() if value})
-        self._unsaved_seconds += report.seconds
         usual = spikes.usual([e["loss"] for e in before], report.loss)
         spiked = self.run.log.history().spiked
         if usual is not None and not (spiked is not None and report.step - spiked <= spikes.QUIET):
@@ -154,7 +153,6 @@ class Session(OpenedRun):
         if self.run.resume(trainer.load) is None:
             trainer.load(None)
         trainer.rollbacks, trainer.skipped = self.run.rollbacks, self.run.skipped
-        self._unsaved_seconds = 0.0
         self.event("resumed", durable=True, step=trainer.step)
 
     # -- other deeds
@@ -253,7 +251,6 @@ class Session(OpenedRun):
                                  f" {error.strerror or error}; free some space for {self.run.path}") from error
             seconds = round(time.monotonic() - started, 3)
             self.event("saved", durable=True, step=trainer.step, seconds=seconds)
-        self._unsaved_seconds = 0.0
         return trainer.step
 
     def try_save(self) -> bool:
@@ -263,6 +260,6 @@ class Session(OpenedRun):
             return True
         except ValueError as error:
             log.error("%s", error)
-            self._unsaved_seconds = 0.0  # or it would be tried again at every step
+            # The clock begins anew with this event, or it would be tried again at every step.
             self.event("save_failed", step=self.trainer.step if self.trainer else 0, error=str(error))
             return False

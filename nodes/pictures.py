@@ -46,7 +46,7 @@ def predictor(handle: RunHandle, average: bool = False) -> bridge_model.Predict:
                 return registry.cancellable(ask, *values)
             except RunMovedOn:
                 now = run.status()["resume_step"]
-                raise ValueError(
+                raise RunMovedOn(
                     f"run {run.name!r} is at step {now} and this MODEL stands for its step {handle.step}: raise the "
                     f"steps of Train Steps so that it ends at {now} or later, take the newest weights from Open a Run, "
                     "or connect the sampler's output to the `after` input of the next Train Steps") from None

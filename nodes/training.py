@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..trainer.files import write_json
-from . import bridge, pictures, registry
+from . import bridge, pictures, registry, words
 from .bridge_checkpoints import list_checkpoints
 from .handles import PreviewSettings, RunHandle
 
@@ -92,7 +92,7 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
         at = _now(client)["step"]
         say("")
         stops = [*([at] if handle.step < at and _owed(sampler, at) else []), *sampler.stops(at, target), target]
-        _train(client, at, target, list(dict.fromkeys(stops)), sampler, node_id, say)
+        missed = _train(client, at, target, list(dict.fromkeys(stops)), sampler, node_id, say)
         newest = sampler.newest(handle.step, target)
     losses = [loss for step, loss in run.losses() if step > at]
     lines = [f"Trained run {run.name!r} from step {at} to {target} in {_duration(time.monotonic() - started)}"
@@ -100,6 +100,10 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
     if (now := run.status())["loss_risen"]:
         lines.append(f"The loss is {now['loss_risen']:.3g} times what it was at first: this training has gone wrong. "
                      "Lower the learning rate and begin again, or go back to a save point from before.")
+    if missed:
+        named = ", ".join(map(str, missed[:10])) + (", ..." if len(missed) > 10 else "")
+        lines.append(f"Pictures of {words.count(len(missed), 'step')} ({named}) were not taken: another program had "
+                     "trained the run on.")
     if (now["target"] or 0) > target:
         lines.append(f"Another program trains it on, to {now['target']}.")
     if losses:
@@ -134,24 +138,32 @@ def _keep_graph(run: RunDirectory, graph: dict[str, Any] | None, workflow: dict[
 
 
 def _train(client: WorkerClient, start: int, target: int, stops: list[int], sampler: pictures.Sampler,
-           node_id: str | None, say: Callable[[str], None]) -> None:
+           node_id: str | None, say: Callable[[str], None]) -> list[int]:
+    """Train until ``target``, with pictures at ``stops``. Returns the steps whose pictures were due and not taken."""
+    from ..trainer.protocol import RunMovedOn
+
+    missed = []
     bar = bridge.Progress(target - start, node_id)
     with _parked_on_error(client, bar):
-        registry.cancellable(client.let_sample, meanwhile=lambda: say("waiting for another program's pictures"))
+        registry.cancellable(client.let_sample, say=say)
         say("")
         for stop in stops:
             _wait(client, start, stop, target, bar, pause=sampler.due(stop))
             if sampler.due(stop) and _now(client)["step"] == stop:  # another program may have trained it on
                 say(f"sampling the previews of step {stop}")
                 with registry.ended_by(lambda: _require_wanted(client.run)):
-                    taken = sampler.take(stop)
-                    bar.update(stop - start, target - start, pictures.sheet(taken))
+                    with contextlib.suppress(RunMovedOn):  # trained on by another program, which this is not to end
+                        taken = sampler.take(stop)
+                        bar.update(stop - start, target - start, pictures.sheet(taken))
                     bridge.unload_models()
                     if stop < target:
                         registry.check_wanted()
                 say("")
+            if _owed(sampler, stop):
+                missed.append(stop)
         if (further := _further(client, target)) > target:
             registry.cancellable(client.train, further)
+    return missed
 
 
 def _require_wanted(run: RunDirectory) -> None:
@@ -195,7 +207,7 @@ def _wait(client: WorkerClient, start: int, stop: int, target: int, bar: bridge.
         if state == "interrupted":
             raise RuntimeError(f"the worker of run {status['run']!r} is gone at step {step}: queue again "
                                f"to go on from step {status['resume_step']} (worker.log in its folder says more)")
-        if (status["target"] or 0) > target and (step > stop or (step == stop and not pause)):  # another trains it on
+        if step > stop or (step == stop and not pause and (status["target"] or 0) > target):  # another trains it on
             return
         if state not in ("paused", "finished", "stopped"):
             continue

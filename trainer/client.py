@@ -68,10 +68,16 @@ class WorkerClient(WorkerLink):
         """Stop within one step and give back the VRAM; nothing is written. ``wait``: return when that is so."""
         self._ask_or("pause", patient=True, wait=wait)
 
-    def let_sample(self, patience: float = ON_THE_WAY) -> None:
-        """Wait while the run rests on its way, for another client's pictures: they are of the step that it is at."""
-        until = time.monotonic() + patience
+    def let_sample(self, patience: float = ON_THE_WAY, say: Callable[[str], None] = log.info) -> None:
+        """Wait while the run rests on its way, for another client's pictures: they are of the step that it is at.
+
+        ``say`` is told so, once, if it does.
+        """
+        until, told = time.monotonic() + patience, False
         while (now := self.status(since=1 << 53))["state"] == "paused" and now["on_the_way"] is not None:
+            if not told:
+                told = True
+                say(f"waiting for another program's pictures of step {now['step']}")
             if now["worker"] != "idle":
                 until = time.monotonic() + patience
             if time.monotonic() > until:

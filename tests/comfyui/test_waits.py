@@ -155,36 +155,67 @@ def test_a_run_whose_model_is_gone_is_trained_and_previewed_on(server: Server) -
         away.rename(flux)
 
 
-@pytest.mark.slow
-def test_two_servers_train_one_run_each_with_its_own_pictures(server: Server, install: Install, tmp_path: Path) -> None:
-    second = Server(install, tmp_path, {"FLUX_FFT_HOME": str(server.home)})
+@pytest.fixture(scope="module")
+def second(server: Server, install: Install, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Another server, of the same home."""
+    running = Server(install, tmp_path_factory.mktemp("second"), {"FLUX_FFT_HOME": str(server.home)})
     try:
-        def graph(steps: int, every: int, prompt: str) -> tuple[Graph, Node]:
-            g = Graph()
-            previews = with_previews(g, every=every, prompts=prompt)
-            begun = start(g, demo(g), "shared")
-            return g, g.add("FluxFFTTrainSteps", run=begun, steps=steps, previews=previews)
-
-        (mine, my_node), (other, other_node) = graph(12, 4, "a red circle"), graph(20, 5, "a blue square")
-        found: list[Result] = []
-        joined = threading.Thread(target=lambda: found.append(second.run(other, seconds=240)))
-
-        def join(message: dict) -> None:
-            data = message.get("data") or {}
-            if message["type"] == "progress" and data.get("node") == my_node and not joined.ident:
-                joined.start()
-
-        first = server.run(mine, seconds=240, on_message=join)
-        joined.join(240)
-        assert not first.error and not first.interrupted, first.error
-        assert found and not found[0].error and not found[0].interrupted, found and found[0].error
-        status = server.status("shared")
-        assert (status["step"], status["state"]) == (20, "finished")
-        assert server.steps("shared") == list(range(1, 21))
-        assert {4, 8, 12} <= set(pictures(server, "shared")), first.text(my_node)
-        assert {15, 20} <= set(pictures(server, "shared")), found[0].text(other_node)
+        yield running
     finally:
-        second.stop()
+        running.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("every", "due"), [(5, {4, 8, 12, 15, 20}), (4, {4, 8, 12, 16, 20})])
+def test_two_servers_train_one_run_each_with_its_own_pictures(server: Server, second: Server, every: int,
+                                                              due: set[int]) -> None:
+    name = f"shared_{every}"
+
+    def graph(steps: int, every: int, prompt: str) -> tuple[Graph, Node]:
+        g = Graph()
+        previews = with_previews(g, every=every, prompts=prompt)
+        return g, g.add("FluxFFTTrainSteps", run=start(g, demo(g), name), steps=steps, previews=previews)
+
+    (mine, my_node), (other, other_node) = graph(12, 4, "a red circle"), graph(20, every, "a blue square")
+    found: list[Result] = []
+    joined = threading.Thread(target=lambda: found.append(second.run(other, seconds=240)))
+
+    def join(message: dict) -> None:
+        data = message.get("data") or {}
+        if message["type"] == "progress" and data.get("node") == my_node and not joined.ident:
+            joined.start()
+
+    first = server.run(mine, seconds=240, on_message=join)
+    joined.join(240)
+    assert not first.error and not first.interrupted, first.error
+    assert found and not found[0].error and not found[0].interrupted, found and found[0].error
+    status = server.status(name)
+    assert (status["step"], status["state"]) == (20, "finished")
+    assert server.steps(name) == list(range(1, 21))
+    assert due <= set(pictures(server, name)), (first.text(my_node), found[0].text(other_node))
+
+
+def test_a_run_that_is_trained_on_while_it_is_sampled_goes_on_without_those_pictures(server: Server) -> None:
+    name = "moved_on"
+    g = Graph()
+    previews = with_previews(g, 4, "a red circle\na blue star\na green square")
+    g[previews]["inputs"]["sampling_steps"] = 60  # long enough for another program to be done with its own
+    trained = train(g, demo(g), name, 10, previews=previews)
+    moved = False
+
+    def move_on(message: dict) -> None:
+        nonlocal moved
+        if not moved and message["type"] == "flux_fft.event" and message["data"]["on_the_way"] is not None:
+            moved = True
+            with open_run(server.home / name, launch=False) as other:
+                other.train(6)
+
+    result = server.run(g, seconds=240, on_message=move_on)
+    assert moved and not result.error and not result.interrupted, result.error
+    assert server.steps(name) == list(range(1, 11)) and pictures(server, name) == [8]
+    assert "Pictures of 1 step (4) were not taken: another program" in result.text(trained)
+    rests = [e for e in RunDirectory(server.home / name).events_of("state") if e["state"] == "paused"]
+    assert all(e.get("on_the_way") for e in rests[1:]), "nobody has paused it"
 
 
 @pytest.mark.parametrize("action", ["pause", "stop"])

@@ -3,10 +3,12 @@
 import threading
 
 import pytest
+from commands import here
 from sessions import PAIRS
 from workers import make, wait_for, wait_for_state
 
 from trainer.client import open_run
+from trainer.progress import Bar
 from trainer.run import RunDirectory
 from trainer.worker import Worker
 
@@ -47,11 +49,11 @@ def test_cancel_while_it_rests_ends_that_it_would_go_on(tiny, serve):
 def test_another_client_lets_the_pictures_be_taken_first(tiny, serve):
     run = make(tiny, **PAIRS)
     _, client = resting(run, serve)
-    let = threading.Event()
+    let, said = threading.Event(), []
 
     def other() -> None:
         with open_run(run.path, launch=False) as mine:
-            mine.let_sample()
+            mine.let_sample(say=said.append)
             let.set()
 
     thread = threading.Thread(target=other)
@@ -59,7 +61,7 @@ def test_another_client_lets_the_pictures_be_taken_first(tiny, serve):
     assert not let.wait(0.6)
     client.train(8)
     thread.join(30)
-    assert let.is_set()
+    assert let.is_set() and said == ["waiting for another program's pictures of step 3"]
 
 
 def test_it_waits_only_so_long_and_not_where_nothing_is_waited_for(tiny, serve):
@@ -67,7 +69,25 @@ def test_it_waits_only_so_long_and_not_where_nothing_is_waited_for(tiny, serve):
     client.let_sample(patience=0.1)
     assert client.status()["on_the_way"] == 3, "whoever wanted the pictures has gone: it is the caller's to go on"
     client.pause()
-    client.let_sample(patience=1e6)
+    said = []
+    client.let_sample(patience=1e6, say=said.append)
+    assert said == []
+
+
+def test_a_terminal_that_waits_for_others_pictures_says_so_and_ctrl_c_ends_only_that(tiny, serve, monkeypatch):
+    run = make(tiny, **PAIRS)
+    _, client = resting(run, serve)
+
+    def ctrl_c(bar: Bar, text: str) -> None:
+        if text == "waiting for another program's pictures of step 3":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bar, "say", ctrl_c)
+    assert here("train", run.path, "--until", 8).returncode == 130
+    status = client.status()
+    assert (status["state"], status["on_the_way"], status["target"]) == ("paused", 3, 8)
+    client.train(8)
+    assert wait_for_state(client, "finished")["step"] == 8
 
 
 def test_whoever_waits_may_give_up(tiny, serve):

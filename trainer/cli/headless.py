@@ -78,7 +78,10 @@ def _follow(run: RunDirectory, until: int, bar: Bar) -> tuple[int, dict[str, Any
         status = client.status()
         seen = status["last_event"]
         try:
-            client.let_sample()
+            client.let_sample(say=bar.say)
+        except KeyboardInterrupt:
+            return 130, run.status()  # what trains is another program's, of which nothing was asked yet
+        try:
             client.train(until)
             patience = time.monotonic() + ON_THE_WAY
             while True:

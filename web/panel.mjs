@@ -1,6 +1,6 @@
 // The panel on a Train Steps node: a DOM widget that shows one run, live, and what can be done with it.
 
-import { resume } from './actions.mjs'
+import { halt, resume } from './actions.mjs'
 import { LossChart } from './chart.mjs'
 import { showLog } from './dialog.mjs'
 import { addDisplay, button, keepTyping, make, setMinHeight, setText } from './dom.mjs'
@@ -34,6 +34,8 @@ class Panel {
     this.node = node
     this.name = ''
     this.said = ''
+    /** The state in which it was said. */
+    this.saidIn = ''
     /** The failure before which the run has moved on: it is past. */
     this.past = null
     this.ends = new AbortController()
@@ -53,11 +55,12 @@ class Panel {
   }
 
   /**
-   * Show the first line that the node had to say when it ran, until the run moves again. The others are what the
-   * state's own hint says. `again`: it did not run, ComfyUI repeats what it said when it did.
+   * Show the first line that the node had to say when it ran, until the run moves or changes its state. The others are
+   * what the state's own hint says. `again`: it did not run, ComfyUI repeats what it said when it did.
    */
   say(lines, again) {
     this.said = again ? TEXT.queuedAgain : lines[0]
+    this.saidIn = stateOf(runs.get(this.name))
     this._render()
   }
 
@@ -125,7 +128,7 @@ class Panel {
     this.state = make('span', 'state')
     this.state.setAttribute('role', 'status')
     this.runName = make('span', 'run-name')
-    const ask = (action) => () => this.name && runs.ask(this.name, action)
+    const ask = (action) => () => this.name && halt(this.name, action)
     this.pause = button('pause', TEXT.pause, TEXT.pauseTip, ask('pause'))
     this.resume = button('resume', TEXT.resume, TEXT.resumeTip, () => this.name && resume(this.name))
     this.stop = button('stop', TEXT.stop, TEXT.stopTip, ask('stop'))
@@ -146,7 +149,8 @@ class Panel {
     this.runName.title = this.name
 
     const busy = BUSY.includes(state)
-    if (busy) this.said = ''
+    // What it said of another state is past; the end of a run may be heard of after its words.
+    if (busy || (state !== this.saidIn && state !== 'finished')) this.said = ''
     const asked = run?.request ?? ''
     this.resume.hidden = busy || !RESUMABLE.includes(state)
     this.pause.hidden = !this.resume.hidden

@@ -1,6 +1,6 @@
 // One run in the sidebar: its curve, samples, settings, save points, and what can be done with it.
 
-import { exportRun, isBusy, resume } from './actions.mjs'
+import { exportRun, halt, isBusy, resume } from './actions.mjs'
 import { LossChart } from './chart.mjs'
 import { copySettings } from './copy_settings.mjs'
 import { showLog } from './dialog.mjs'
@@ -57,7 +57,7 @@ export class RunView {
     const states = make('div', 'bar')
     states.append(make('i', 'dot'), this.state)
 
-    const ask = (action) => () => runs.ask(this.name, action)
+    const ask = (action) => () => halt(this.name, action)
     this.resume = button('resume', TEXT.resume, TEXT.resumeTip, () => resume(this.name))
     this.pause = button('pause', TEXT.pause, TEXT.pauseTip, ask('pause'))
     this.stop = button('stop', TEXT.stop, TEXT.stopTip, ask('stop'))

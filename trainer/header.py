@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read without torch.
+"""The header of a safetensors file, read without torch, and the hash of the data in it.
 
 Format: https://github.com/huggingface/safetensors#format: eight bytes of length, that many bytes
 of JSON, then the data.
@@ -13,6 +13,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import files
+
 MAX_HEADER = 100 * 1024 * 1024
 """Longest header in bytes that the safetensors library accepts."""
 MOST_TENSORS = 100_000
@@ -26,6 +28,10 @@ BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
 """Bits per element of each dtype name of the format."""
+HASH = "modelspec.hash_sha256"
+"""Metadata: the SHA-256 of the data."""
+NO_HASH = "0x" + "0" * 64
+"""Stands in a header for the hash of the data, which is known when all of it is written."""
 
 
 class NotSafetensors(ValueError):
@@ -62,6 +68,11 @@ class Header:
     size: int
     """Bytes of the whole file."""
 
+    @property
+    def hashed(self) -> bool:
+        """Whether it holds the hash of the data; the checkpoints of older versions do not."""
+        return self.metadata.get(HASH, NO_HASH) != NO_HASH
+
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read and check the header of ``path``.
@@ -97,6 +108,18 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     if end > size:
         raise Truncated(f"{path} is cut short: {size:,} of {end:,} bytes are there; download or copy it again")
     return Header(tensors, metadata, 8 + length, size)
+
+
+def put_hash(path: Path, digest: str) -> None:
+    """Put the hash of the data in the place that ``NO_HASH`` keeps for it in the header, on the disk."""
+    with open(path, "r+b", buffering=0) as file:
+        head = file.read(int.from_bytes(file.read(8), "little"))
+        place = f'"{HASH}":"'.encode()
+        at = head.find(place + NO_HASH.encode())
+        assert at >= 0, "the header has no place for the hash"
+        file.seek(8 + at + len(place))
+        files.write(file, f"0x{digest}".encode())
+        files.sync(file)
 
 
 def _tensor(entry: dict, base: int) -> TensorInfo:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from . import files
 from .files import CHUNK_BYTES, DiskFull, WriteFailed, check_space
-from .header import BITS, Header, NotSafetensors, TensorInfo, Truncated, read_header
+from .header import BITS, Header, NotSafetensors, TensorInfo, Truncated, put_hash, read_header
 
 __all__ = [
     "DTYPES", "DiskFull", "Entry", "Header", "NotSafetensors", "TensorFile", "TensorInfo", "Truncated",
@@ -202,20 +202,21 @@ def write_safetensors(
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int, int], None] | None = None,
     inspect: Callable[[Path], None] | None = None,
-    digest: hashlib._Hash | None = None,
+    hashed: bool = False,
 ) -> None:
     """Write a safetensors file: streamed to ``path + ".part"``, flushed to the disk, then renamed over ``path``.
 
     At most ``chunk_bytes`` are converted at a time. Tensors of wider dtypes come first, so that each is aligned;
     otherwise the order is that of ``entries``. ``progress(done, total)`` counts bytes. ``inspect`` is given the
-    whole file before it is renamed, and may change or refuse it by raising. ``digest`` takes the bytes of the data, in
-    a thread beside the writing. Raises ``DiskFull`` or
+    whole file before it is renamed, and may change or refuse it by raising. ``hashed``: the SHA-256 of the data, taken
+    in a thread beside the writing, is put where ``metadata`` has ``header.NO_HASH`` for it. Raises ``DiskFull`` or
     ``WriteFailed`` (one line; both ``ValueError``), and ``ValueError`` if a finite number does not fit into the dtype
     (float16 ends at 65504). Whatever is raised, no ``.part`` stays and an older ``path`` stays whole.
     """
     path = Path(path)
     part = path.with_name(path.name + ".part")
     needed, data, done = size_of(entries, metadata), sum(e.nbytes for e in entries), 0
+    digest = hashlib.sha256() if hashed else None
     if not path.absolute().parent.is_dir():
         raise WriteFailed(f"cannot write {path}: the folder {path.absolute().parent} does not exist; create it")
     if path.is_dir():
@@ -236,6 +237,8 @@ def write_safetensors(
             files.sync(file)
         if inspect is not None:
             inspect(part)
+        if digest is not None:
+            put_hash(part, digest.hexdigest())
         files.replace(part, path)
         files.sync_directory(path.absolute().parent)
     except OSError as error:
@@ -303,6 +306,6 @@ def pieces(e: Entry, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Tensor]:
 
 def _remove(part: Path) -> None:
     try:
-        part.unlink(missing_ok=True)
+        files.unlink(part)
     except OSError as error:
         log.warning("could not remove %s: %s", part, error)

@@ -30,7 +30,7 @@ from trainer.events import TRANSITIONS
 from trainer.loop import Trainer
 from trainer.run import RunDirectory
 from trainer.runs import find_runs
-from trainer.saves import checkpoint, leftovers, savepoints
+from trainer.saves import checkpoint, leftovers, masters, savepoints
 from trainer.saves.savepoints import Source
 
 ACTIONS: dict[str, Callable[[World, Path], object]] = {}
@@ -71,7 +71,7 @@ class World:
                 if step < 3:
                     run.write_save_point(step, self.trainer.save, keep=3)
                     run.append("saved", durable=True, step=step, seconds=1.0)
-            run.write_checkpoint(2, checkpoint.saved_entries(run.save_points()[1].path, "bf16"), {})
+            run.write_checkpoint(2, masters.saved_entries(run.save_points()[1].path, "bf16"), {})
         for source in (*run.save_points(), *run.checkpoints()):
             self.reader.load(dataclasses.replace(source, fresh=True))
             self.states[source.step, source.path.is_dir() or "file"] = contents(self.reader)
@@ -112,7 +112,7 @@ def write_checkpoint(world: World, path: Path) -> None:
 def write_checkpoint_again(world: World, path: Path) -> None:
     run = RunDirectory(path)
     with run.lock():
-        run.write_checkpoint(2, checkpoint.saved_entries(run.save_points()[1].path, "bf16"), {"about": "anew"}, keep=1)
+        run.write_checkpoint(2, masters.saved_entries(run.save_points()[1].path, "bf16"), {"about": "anew"}, keep=1)
 
 
 @action

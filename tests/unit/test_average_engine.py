@@ -12,7 +12,7 @@ from states import KINDS, assert_same, contents
 from trainer.loop import Trainer
 from trainer.memory import conveyor
 from trainer.optim.average import decay_at
-from trainer.saves import checkpoint
+from trainer.saves import masters
 
 
 def make(tiny, name: str, streams=None, *, decay: float = 0.99, optimizer: dict | None = None, **memory) -> Trainer:
@@ -130,7 +130,7 @@ def test_resuming_continues_it_bit_for_bit_and_files_tell_it(tiny, tmp_path, set
     second.train_step()
     assert_same(contents(straight), contents(second))
     for ema in (False, True):
-        assert_same(tensors(first.entries("f32", ema=ema)), tensors(checkpoint.saved_entries(state, "f32", ema=ema)))
+        assert_same(tensors(first.entries("f32", ema=ema)), tensors(masters.saved_entries(state, "f32", ema=ema)))
 
 
 def test_it_may_begin_and_end_on_the_way(tiny, tmp_path) -> None:
@@ -144,7 +144,7 @@ def test_it_may_begin_and_end_on_the_way(tiny, tmp_path) -> None:
     with pytest.raises(ValueError, match="ema_decay"):
         without.predict(*given(without), ema=True)
     with pytest.raises(ValueError, match="no average"):
-        checkpoint.saved_entries(tmp_path / "state-without", "f32", ema=True)
+        masters.saved_entries(tmp_path / "state-without", "f32", ema=True)
     kept.load(tmp_path / "state-without")
     assert_same(tensors(kept.entries("f32")), tensors(kept.entries("f32", ema=True)))
     without.load(tmp_path / "state-with")

@@ -13,7 +13,7 @@ from workers import make
 
 from trainer.export.reread import compare
 from trainer.files import Damaged
-from trainer.header import read_header
+from trainer.header import HASH, NO_HASH, read_header
 from trainer.saves import weights_only
 from trainer.weights import entry, write_safetensors
 
@@ -95,9 +95,20 @@ def test_a_whole_one_is(trained):
 
 def test_hashing_beside_the_writing_gives_the_same_file(tmp_path):
     big = [entry("a", torch.arange(100_000.0)), entry("b", torch.ones(3, dtype=torch.bfloat16))]
-    digest = hashlib.sha256()
-    write_safetensors(tmp_path / "plain.safetensors", big, {"x": "y"}, chunk_bytes=4096)
-    write_safetensors(tmp_path / "hashed.safetensors", big, {"x": "y"}, chunk_bytes=4096, digest=digest)
-    data = (tmp_path / "plain.safetensors").read_bytes()
-    assert data == (tmp_path / "hashed.safetensors").read_bytes()
-    assert digest.hexdigest() == compare(tmp_path / "plain.safetensors", big, {"x": "y"})
+    about = {"x": "y", HASH: NO_HASH}
+    write_safetensors(tmp_path / "plain.safetensors", big, about, chunk_bytes=4096)
+    write_safetensors(tmp_path / "hashed.safetensors", big, about, chunk_bytes=4096, hashed=True)
+    plain, header = (tmp_path / "plain.safetensors").read_bytes(), read_header(tmp_path / "hashed.safetensors")
+    digest = f"0x{hashlib.sha256(plain[header.data_start:]).hexdigest()}"
+    assert digest == f"0x{compare(tmp_path / 'plain.safetensors', big, about)}"
+    assert (tmp_path / "hashed.safetensors").read_bytes() == plain.replace(NO_HASH.encode(), digest.encode())
+    assert header.metadata == {"x": "y", HASH: digest} and header.hashed
+
+
+def test_verify_reads_each_header_once(trained, monkeypatch):
+    run, _ = trained
+    (found,) = run.checkpoints()
+    read = []
+    monkeypatch.setattr(weights_only, "read_header", lambda path: (read.append(path), read_header(path))[1])
+    assert weights_only.look(found.path) == ([], True)
+    assert read == [found.path]

@@ -15,7 +15,7 @@ ENGINE_PARTS = ("flow", "optim", "memory", "flux")
 FOR_NODES = {"client", "config", "data", "demo", "demo_data", "memory.plan", "flux.variants", "plot", "protocol"}
 FOR_NODES |= {"flux.lora", "memory.machine"}  # does it fit?
 FOR_NODES |= {"run", "runs", "events", "compare", "saves.saved"}  # reading the run directory
-FOR_NODES |= {"files", "header", "settings"}  # writing and reading small files
+FOR_NODES |= {"files", "header", "progress", "settings"}  # small files, and figures as words
 """What the nodes may use of the trainer."""
 TORCH_FREE = ("trainer.config", "trainer.run", "trainer.client", "trainer.protocol", "trainer.data.scan",
               "trainer.data.cache", "trainer.data.batches", "trainer.flux.variants", "trainer.flux.lora",
@@ -46,6 +46,11 @@ def test_the_engines_parts_know_nothing_of_runs(path):
     inner = {name.split(".")[1] for name in imports(path) if name.startswith("trainer.")}
     assert not inner & {"run", "saves", "live", "export", "worker", "client", "protocol", "loop", "cli", "data", "demo",
                         "events"}
+
+
+@pytest.mark.parametrize("path", [p for p in TRAINER if p.parts[1] == "saves"], ids=str)
+def test_what_a_run_keeps_knows_nothing_of_exports(path):
+    assert not [name for name in imports(path) if name.startswith("trainer.export")]
 
 
 @pytest.mark.parametrize("path", NODES, ids=str)

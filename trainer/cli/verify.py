@@ -41,8 +41,7 @@ def verify(run: RunDirectory) -> list[dict[str, Any]]:
     _ = run.config, run.dataset  # in one line if they cannot be read
     points = {p.path: p.step for p in run.save_points()} | {p: s for s, p in savepoints.damaged(*run.saved_in)}
     found = [(p, step, savepoints.verify(p), savepoints.hashed(p)) for p, step in points.items()]
-    found += [(c.path, c.step, weights_only.verify(c.path), weights_only.hashed(c.path))
-              for c in run.checkpoints(damaged=True)]
+    found += [(c.path, c.step, *weights_only.look(c.path)) for c in run.checkpoints(damaged=True)]
     return [
         {"file": path.relative_to(run.path).as_posix(), "step": step, "problems": problems, "hashed": hashed}
         for path, step, problems, hashed in sorted(found, key=lambda one: one[:2])

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..config import DatasetConfig, ModelConfig, RunConfig
+from ..header import HASH, NO_HASH
 from ..settings import one_of, to_dict
 from .model_note import fingerprint_of, noted_fingerprint
 
@@ -22,9 +23,6 @@ TEXTS = ("trigger", "captions", "paths")
 _ARCHITECTURES = {"schnell": "flux-1-schnell"}  # all others are made of dev
 PATHS = ("folder", "validation_folder")
 CAPTIONS = ("trigger_word", "fixed_caption", "caption_prefix", "caption_suffix")
-HASH = "modelspec.hash_sha256"
-NO_HASH = "0x" + "0" * 64
-"""Stands in a header for the hash of the data, which is known when all of it is written."""
 
 
 def describe(run: RunDirectory, config: RunConfig, *, step: int, variant: str, dtype: str,

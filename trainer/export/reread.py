@@ -7,9 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .. import files
 from ..weights import Entry, TensorFile, WriteFailed, dtype_name, file_bytes
-from .describe import HASH, NO_HASH
 
 
 def compare(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str] | None = None,
@@ -48,18 +46,6 @@ def copies(path: Path, names: dict[str, str] | None = None, chunk: int = 1 << 22
         return [Entry(new, dtype_name(file.dtype(old)), file.tensors[old].shape,
                       lambda old=old, numel=file.tensors[old].numel: chunks(old, numel))
                 for old, new in wanted.items()]  # fmt: skip
-
-
-def put_hash(path: Path, digest: str) -> None:
-    """Put the hash of the data in the place that ``NO_HASH`` keeps for it in the header, on the disk."""
-    with open(path, "r+b", buffering=0) as file:
-        head = file.read(int.from_bytes(file.read(8), "little"))
-        place = f'"{HASH}":"'.encode()
-        at = head.find(place + NO_HASH.encode())
-        assert at >= 0, "the header has no place for the hash"
-        file.seek(8 + at + len(place))
-        files.write(file, f"0x{digest}".encode())
-        files.sync(file)
 
 
 def _forget_cached(path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
+from ..header import put_hash
 from ..settings import one_of, require, whole
 from .describe import TEXTS, describe, parent_of
 from .model_note import fingerprint_of, noted_fingerprint
@@ -133,7 +134,7 @@ def _live(trainer: Trainer, options: ExportOptions) -> _Weights:
 
 def _saved(run: RunDirectory, options: ExportOptions) -> _Weights:
     """A save point or, where there is none of that step, a weights-only checkpoint."""
-    from ..saves.checkpoint import saved_entries
+    from ..saves.masters import saved_entries
     from ..saves.saved import kept_at
 
     source = kept_at(run, options.from_step) if options.from_step else run.latest_save_point()
@@ -162,7 +163,7 @@ def _device() -> str:
 
 
 def _model(weights: _Weights, options: ExportOptions) -> list[Entry]:
-    from ..saves.checkpoint import DTYPES as PLAIN
+    from ..saves.masters import DTYPES as PLAIN
     from ..weights import dtype_name
     from .bundle import MODEL, companions
     from .fp8 import scaled_entries
@@ -181,7 +182,7 @@ def _model(weights: _Weights, options: ExportOptions) -> list[Entry]:
 def _write(target: Path, entries: Sequence[Entry], about: Mapping[str, str], options: ExportOptions,
            report: Progress) -> None:
     from ..weights import write_safetensors
-    from .reread import compare, put_hash
+    from .reread import compare
 
     def inspect(part: Path) -> None:
         digest = compare(part, entries, about, lambda done, total: report("checking", done, total))
@@ -195,7 +196,7 @@ def _write(target: Path, entries: Sequence[Entry], about: Mapping[str, str], opt
 def _write_lora(run: RunDirectory, target: Path, weights: _Weights, options: ExportOptions, about: dict[str, str],
                 report: Progress) -> str:
     """Write the LoRA by way of a file of its factors, so that what they keep is known for the header."""
-    from ..saves.checkpoint import DTYPES as PLAIN
+    from ..saves.masters import DTYPES as PLAIN
     from ..weights import check_space, dtype_name, write_safetensors
     from .extract import Extraction, as_metadata, told
     from .reread import copies
@@ -210,7 +211,7 @@ def _write_lora(run: RunDirectory, target: Path, weights: _Weights, options: Exp
             kept = made.measure(factors, lambda done, total: report("measuring", done, total))
             _write(target, copies(factors), about | as_metadata(kept) | options.metadata, options, report)
         finally:
-            factors.unlink(missing_ok=True)
+            files.unlink(factors)
     return told(kept)
 
 

@@ -29,7 +29,7 @@ def weights(source: Source) -> dict[str, Tensor]:
 
     from .. import files
     from ..weights import TensorFile
-    from .checkpoint import saved_entries
+    from .masters import saved_entries
 
     if source.path.is_file() and not files.WINDOWS:
         return load_file(source.path)

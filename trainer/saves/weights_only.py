@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import files
-from ..export.describe import HASH, NO_HASH
-from ..header import read_header
+from ..header import HASH, NO_HASH, read_header
 from .savepoints import Source
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ def write_checkpoint(
     ``run``: ``uid.rollbacks``. Older ones but the newest ``keep`` (0: all) are removed once it is whole, or before
     where there is no room otherwise; never ``spare``. ``ValueError`` in one line if it fails: nothing is left then.
     """
-    from ..weights import DiskFull
+    from ..weights import DiskFull, write_safetensors
 
     uid, path = run.partition(".")[0], folder / f"{name}-step-{step:06d}.safetensors"
     about = {**metadata, RUN: run, "flux_fft.steps": str(step), HASH: NO_HASH}
@@ -52,45 +50,35 @@ def write_checkpoint(
     except OSError as error:
         raise files.WriteFailed(f"{folder} cannot be made: {error.strerror or error}") from None
     try:
-        _write(path, entries, about)
+        write_safetensors(path, entries, about, hashed=True)
     except DiskFull:
         if not (keep and _prune(folder, uid, max(keep - 1, 1), {spare, path})):
             raise
-        _write(path, entries, about)
+        write_safetensors(path, entries, about, hashed=True)
     if keep:
         _prune(folder, uid, keep, {spare, path})
     return path
 
 
-def _write(path: Path, entries: Sequence[Entry], about: Mapping[str, str]) -> None:
-    from ..export.reread import put_hash
-    from ..weights import write_safetensors
-
-    digest = hashlib.sha256()
-    write_safetensors(path, entries, about, digest=digest, inspect=lambda part: put_hash(part, digest.hexdigest()))
-
-
-def hashed(path: Path) -> bool:
-    """Whether a checkpoint holds the hash of its data; those of older versions do not."""
-    try:
-        return read_header(path).metadata.get(HASH, NO_HASH) != NO_HASH
-    except (ValueError, OSError):
-        return False
-
-
 def verify(path: Path) -> list[str]:
-    """What is wrong with a checkpoint, a line each, after reading all of it; where it is not ``hashed``, its header."""
+    """What is wrong with a checkpoint, a line each, after reading all of it; its header, where it holds no hash."""
+    return look(path)[0]
+
+
+def look(path: Path) -> tuple[list[str], bool]:
+    """``verify``, and whether the checkpoint holds the hash of its data."""
     try:
         header = read_header(path)
-        same = not hashed(path) or f"0x{files.sha256(path, header.data_start)}" == header.metadata[HASH]
+        same = not header.hashed or f"0x{files.sha256(path, header.data_start)}" == header.metadata[HASH]
     except (ValueError, OSError) as error:
-        return [" ".join(str(error).split())]
-    return [] if same else [f"{path} is not as it was written: its disk is failing"]
+        return [" ".join(str(error).split())], False
+    return [] if same else [f"{path} is not as it was written: its disk is failing"], header.hashed
 
 
 def _prune(folder: Path, uid: str, keep: int, spared: set[Path | None]) -> int:
     removed = 0
-    for old in checkpoints(folder, uid)[:-keep]:
+    # Those of a past that was taken back go first, whatever step they are of.
+    for old in sorted(checkpoints(folder, uid), key=lambda one: (_rollbacks(one.path), one.step))[:-keep]:
         if old.path not in spared:
             try:
                 files.unlink(old.path, seconds=0.0)  # one that is held open, on Windows, is the next one's to remove
@@ -98,6 +86,10 @@ def _prune(folder: Path, uid: str, keep: int, spared: set[Path | None]) -> int:
             except OSError as error:
                 log.warning("the old checkpoint %s could not be removed: %s", old.path.name, error)
     return removed
+
+
+def _rollbacks(path: Path) -> int:
+    return int(read_header(path).metadata[RUN].partition(".")[2] or 0)
 
 
 def _is_ours(path: Path, uid: str, unread: bool = False) -> bool:

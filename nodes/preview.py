@@ -53,13 +53,12 @@ class FluxFFTPreviewSettings(io.ComfyNode):
     @classmethod
     def execute(cls, prompts, width, height, sampler_name, scheduler, sampling_steps, guidance, cfg, preview_seed,
                 every_n_steps, average=False) -> io.NodeOutput:
-        lines = tuple(line.strip() for line in prompts.splitlines() if line.strip())
         samplers, schedulers = bridge_model.samplers()
         for name, value, choices in (("sampler_name", sampler_name, samplers), ("scheduler", scheduler, schedulers)):
             if value not in choices:
                 raise ValueError(f"{name} is {value!r}: this ComfyUI does not have it, choose another")
         return io.NodeOutput(handles.PreviewSettings(
-            prompts=lines, width=width, height=height, sampler=sampler_name, scheduler=scheduler,
+            prompts=tuple(words.lines(prompts)), width=width, height=height, sampler=sampler_name, scheduler=scheduler,
             sampling_steps=sampling_steps, guidance=guidance, cfg=cfg, preview_seed=preview_seed,
             every_n_steps=every_n_steps, average=bool(average)))
 

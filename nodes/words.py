@@ -18,7 +18,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from ..trainer.progress import count
+
 log = logging.getLogger(__name__)
+__all__ = ["MOST", "count", "encodable", "guarded", "lines", "speaking"]
 _Node = TypeVar("_Node", bound=type)
 
 MOST = 1000
@@ -88,9 +91,9 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def count(number: int, what: str) -> str:
-    """``1 picture``, ``2 pictures``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def lines(text: str) -> list[str]:
+    """The lines of a text that say something, such as prompts, without outer spaces."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _rebuilt(error: Exception, text: str) -> Exception:

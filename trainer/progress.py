@@ -1,4 +1,4 @@
-"""A progress bar for terminals, and lines now and then for everything else."""
+"""A progress bar for terminals, lines now and then for everything else, and figures as words."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ class Bar:
         self._stream.write("\r" + line.ljust(self._drawn))
         self._stream.flush()
         self._drawn = len(line)
+
+
+def count(number: int, what: str) -> str:
+    """``1 picture``, ``2 pictures``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:

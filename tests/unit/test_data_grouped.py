@@ -94,10 +94,11 @@ def test_caption_files_without_a_picture_are_named(tmp_path):
     draw(tmp_path / "sub" / "b.png", 2)
     draw(tmp_path / "Caf\u00e9 1.png", 3)
     for name in ("a.txt", "a.png.caption", "cat.txt", "sub/a.json", "sub/b.txt", "cafe\u0301_1.txt", "notes.md",
-                 ".hidden.txt", "captions.json", "sub/b.jpg.txt", "sub/b.txt.txt"):  # fmt: skip
+                 ".hidden.txt", "captions.json", "sub/b.jpg.txt", "sub/b.txt.txt", "config.json", "meta_cap.json",
+                 "sub/B.json"):  # fmt: skip
         (tmp_path / name).write_text("{}")
     found = dict(list_folder(str(tmp_path)).lone_captions())
-    assert sorted(found) == ["cafe\u0301_1.txt", "cat.txt", "sub/a.json", "sub/b.jpg.txt", "sub/b.txt.txt"]
+    assert sorted(found) == ["cafe\u0301_1.txt", "cat.txt", "sub/B.json", "sub/b.jpg.txt", "sub/b.txt.txt"]
     assert "(b.png almost is)" in found["sub/b.jpg.txt"] and "(b.png almost is)" in found["sub/b.txt.txt"]
     assert found["cat.txt"].endswith("no picture is called so")
     assert "(Caf\u00e9 1.png almost is)" in found["cafe\u0301_1.txt"]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.counted import WHOLE, mix, mix_all
-from trainer.data.order import Order, batch_indices, batches_per_epoch, counters_of
+from trainer.data.order import Order, batches_per_epoch, counters_of
 
 SHAPES = st.lists(st.sampled_from([(8, 8), (8, 16), (16, 8), (6, 10)]), min_size=1, max_size=40)
 
@@ -20,7 +20,7 @@ def test_each_epoch_sees_every_sample_once_in_batches_of_one_shape(shapes, batch
     assert count == sum(-(-n // batch) for n in collections.Counter(shapes).values())
     seen = []
     for step in range(epoch * count + 1, (epoch + 1) * count + 1):
-        indices = batch_indices(shapes, batch, seed, step)
+        indices = Order(shapes, batch, seed).batch(step)
         assert 1 <= len(indices) <= batch
         assert len({shapes[i] for i in indices}) == 1
         seen += indices
@@ -28,7 +28,7 @@ def test_each_epoch_sees_every_sample_once_in_batches_of_one_shape(shapes, batch
 
 
 def test_uneven_counts_are_shared_out():
-    sizes = [len(batch_indices([(8, 8)] * 16, 5, 0, step)) for step in range(1, 5)]
+    sizes = [len(Order([(8, 8)] * 16, 5, 0).batch(step)) for step in range(1, 5)]
     assert sizes == [4, 4, 4, 4]
 
 
@@ -37,7 +37,7 @@ def test_order_differs_by_epoch_and_seed_and_mixes_shapes():
     per_epoch = batches_per_epoch(shapes, 4)
 
     def epoch(seed, number):
-        return [tuple(batch_indices(shapes, 4, seed, number * per_epoch + i + 1)) for i in range(per_epoch)]
+        return [tuple(Order(shapes, 4, seed).batch(number * per_epoch + i + 1)) for i in range(per_epoch)]
 
     assert epoch(0, 0) != epoch(0, 1) and epoch(0, 0) != epoch(1, 0)
     assert {frozenset(b) for b in epoch(0, 0)} != {frozenset(b) for b in epoch(0, 1)}
@@ -48,7 +48,7 @@ def test_order_differs_by_epoch_and_seed_and_mixes_shapes():
 def test_order_never_changes_between_versions():
     """Resumed runs continue this very order, under any Python: a change here would break them."""
     shapes = [(8, 8)] * 5 + [(8, 16)] * 3
-    assert [batch_indices(shapes, 2, 7, step) for step in (1, 2, 3, 9)] == ORDER
+    assert [Order(shapes, 2, 7).batch(step) for step in (1, 2, 3, 9)] == ORDER
 
 
 ORDER = [[4, 3], [0, 1], [2], [6, 5]]
@@ -68,7 +68,7 @@ def test_each_epoch_sees_every_sample_as_often_as_it_repeats(entries, batch, see
     assert count == sum(-(-n // batch) for n in counts.values())
     seen = collections.Counter()
     for step in range(epoch * count + 1, (epoch + 1) * count + 1):
-        indices = batch_indices(shapes, batch, seed, step, repeats)
+        indices = Order(shapes, batch, seed, repeats).batch(step)
         assert 1 <= len(indices) <= batch and len({shapes[i] for i in indices}) == 1
         seen.update(indices)
     assert seen == dict(enumerate(repeats))
@@ -77,16 +77,16 @@ def test_each_epoch_sees_every_sample_as_often_as_it_repeats(entries, batch, see
 @given(shapes=SHAPES, batch=st.integers(1, 9), seed=st.integers(0, 2**64 - 1), step=st.integers(1, 99))
 @settings(max_examples=50, deadline=None)
 def test_repeats_of_one_are_no_repeats(shapes, batch, seed, step):
-    assert batch_indices(shapes, batch, seed, step, [1] * len(shapes)) == batch_indices(shapes, batch, seed, step)
+    assert Order(shapes, batch, seed, [1] * len(shapes)).batch(step) == Order(shapes, batch, seed).batch(step)
 
 
 def test_repeats_are_spread_over_the_epoch():
     shapes, repeats = [(8, 8)] * 12, [4] * 12
     per_epoch = batches_per_epoch(shapes, 3, repeats)
-    batches = [batch_indices(shapes, 3, 1, i + 1, repeats) for i in range(per_epoch)]
+    batches = [Order(shapes, 3, 1, repeats).batch(i + 1) for i in range(per_epoch)]
     assert per_epoch == 16 and all(len(b) == 3 for b in batches)
     assert sum(len(set(b)) == 3 for b in batches) >= 14, "few batches hold a picture twice"
-    lone = [batch_indices([(8, 8)], 5, 0, step, [10]) for step in (1, 2, 3)]
+    lone = [Order([(8, 8)], 5, 0, [10]).batch(step) for step in (1, 2, 3)]
     assert lone == [[0] * 5] * 3
 
 
@@ -102,7 +102,7 @@ def test_an_epoch_beyond_memory_is_refused():
 
 def test_empty_set_is_refused():
     with pytest.raises(ValueError, match="no samples"):
-        batch_indices([], 4, 0, 1)
+        Order([], 4, 0).batch(1)
 
 
 def plain_order(shapes, batch_size, seed, number, repeats=None):

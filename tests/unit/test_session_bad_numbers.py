@@ -6,7 +6,7 @@ from sessions import SHAPES, events, infinite_gradients, masters, poison, recipe
 from states import same
 from workers import make, wait_for, wait_for_state
 
-from trainer.data.order import batch_indices, batch_number
+from trainer.data.order import Order, batch_number
 from trainer.live.session import Session
 from trainer.loop import Trainer
 
@@ -33,7 +33,7 @@ def test_what_was_trained_before_is_the_same_whatever_is_left_out_later():
 def test_bad_numbers_roll_back_and_leave_the_batch_out(tiny, serve):
     twice = [(8, 8)] * 12  # so that no picture comes again
     run = make(tiny, **recipe(on_bad_numbers="roll back", save_every_steps=2) | {"shapes": twice})
-    poison(run, batch_indices(twice, 2, 0, 3)[0])
+    poison(run, Order(twice, 2, 0).batch(3)[0])
     _, client = serve(run)
     client.train(4)
     assert wait_for_state(client, "finished")["step"] == 4
@@ -63,7 +63,7 @@ def _loaded(one: Session) -> dict[str, torch.Tensor]:
 
 def test_without_a_save_point_it_goes_back_to_the_models_weights(tiny, serve):
     run = make(tiny, **recipe(on_bad_numbers="roll back"))
-    poison(run, batch_indices(SHAPES, 2, 0, 2)[1])
+    poison(run, Order(SHAPES, 2, 0).batch(2)[1])
     _, client = serve(run)
     client.train(3)
     assert wait_for_state(client, "finished")["step"] == 3

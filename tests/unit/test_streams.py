@@ -7,7 +7,7 @@ import torch
 from fake_streams import FakeStreams
 from states import assert_same, contents
 
-from trainer.data.order import batch_indices
+from trainer.data.order import Order
 from trainer.flux.model import TINY, FluxParams
 from trainer.loop import Trainer
 from trainer.memory import conveyor
@@ -140,7 +140,7 @@ def test_inputs_of_ever_larger_pictures_leave_nothing_behind(tiny, small_ring):
     """What was kept for smaller ones is let go of, but never while something is copied with it."""
     shapes = [(4, 4)] * 3 + [(8, 4)] * 3 + [(8, 8)] * 3 + [(12, 12)] * 3
     order = [0, 3, 6, 9]
-    seed = next(s for s in range(1000) if [min(batch_indices(shapes, 3, s, i)) for i in (1, 2, 3, 4)] == order)
+    seed = next(s for s in range(1000) if [min(Order(shapes, 3, s).batch(i)) for i in (1, 2, 3, 4)] == order)
     settings = {"shapes": shapes, "optimizer": {"weight_precision": "split"}, "recipe": {"training_seed": seed}}
     config, folder, manifest = tiny(name="plain", **settings)
     plain = Trainer(config, folder, dataset=manifest)

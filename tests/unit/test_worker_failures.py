@@ -14,10 +14,10 @@ def test_a_loss_that_is_no_number_stops_the_run_before_any_weight_changes(tiny, 
     client.train(1)
     wait_for_state(client, "finished")
     client.stop()
-    from trainer.data.order import batch_indices
+    from trainer.data.order import Order
 
     shapes = [(8, 8)] * 6
-    third = batch_indices(shapes, 2, 0, 3)[0]
+    third = Order(shapes, 2, 0).batch(3)[0]
     (name,) = poison(run, third)
     _, client = serve(run)
     inputs = (torch.randn(1, 16, 8, 8), torch.rand(1), torch.randn(1, 6, 128), torch.randn(1, 64), torch.ones(1))

@@ -4,7 +4,7 @@ from .batches import Dataset
 from .cache import Cache, prepare
 from .captions import caption_for
 from .images import load_image
-from .order import batch_indices, batches_per_epoch
+from .order import batches_per_epoch
 from .report import Sample, ScanReport
 from .scan import scan_folder
 
@@ -13,7 +13,6 @@ __all__ = [
     "Dataset",
     "Sample",
     "ScanReport",
-    "batch_indices",
     "batches_per_epoch",
     "caption_for",
     "load_image",

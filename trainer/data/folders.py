@@ -45,7 +45,8 @@ class Listing:
         """Caption files that are called like no picture beside them, each with what is to be said of it.
 
         It is told where a picture there is called so but for capitals, spaces, how its accents are written, or one
-        extension too many (``a.txt.txt``, ``a.png.txt`` of an ``a.jpg``).
+        extension too many (``a.txt.txt``, ``a.png.txt`` of an ``a.jpg``). A ``.json`` is told only there: others are
+        of other programs.
         """
         beside: dict[str, list[str]] = {}
         for picture in self.pictures:
@@ -61,7 +62,8 @@ class Listing:
                 if not is_table(file):
                     almost = alike.get(_alike(stem)) or alike.get(_alike(_without_extension(stem)))
                     hint = f" ({shown(almost)} almost is)" if almost else ""
-                    found.append((shown(os.path.join(head, file)), f"{LONE}{hint}"))
+                    if hint or not file.lower().endswith(".json"):
+                        found.append((shown(os.path.join(head, file)), f"{LONE}{hint}"))
         return found
 
 

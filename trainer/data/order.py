@@ -75,13 +75,6 @@ class Order:
         self._epoch = epoch
 
 
-def batch_indices(
-    shapes: Sequence[Shape], batch_size: int, seed: int, step: int, repeats: Sequence[int] | None = None
-) -> list[int]:
-    """Indices of the samples of batch ``step`` (counted from 1): ``Order`` for those who ask once."""
-    return Order(shapes, batch_size, seed, repeats).batch(step)
-
-
 def batches_per_epoch(shapes: Sequence[Shape], batch_size: int, repeats: Sequence[int] | None = None) -> int:
     """How many updates see every sample once, or ``repeats`` times."""
     return Order(shapes, batch_size, 0, repeats).per_epoch

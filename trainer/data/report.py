@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import DatasetConfig
+from ..progress import count
 from .buckets import Bucket
 from .captions import OWN
 from .grouped import NAMED, grouped
@@ -134,37 +135,33 @@ def table(report: ScanReport, batch_size: int | None = None, most: int = 10**9, 
     files of each ``named``.
     """
     trained = len({s.relative for s in report.samples})
-    masks = f" ({_count(report.masks, 'mask')} among them)" if report.masks else ""
-    lines = [f"{report.folder}: {_count(trained, 'usable picture')}, {len(report.skipped)} skipped,"
-             f" {_count(report.ignored, 'other file')}{masks}"]  # fmt: skip
+    masks = f" ({count(report.masks, 'mask')} among them)" if report.masks else ""
+    lines = [f"{report.folder}: {count(trained, 'usable picture')}, {len(report.skipped)} skipped,"
+             f" {count(report.ignored, 'other file')}{masks}"]  # fmt: skip
     lines += [f"  {row}" for row in rows(report, batch_size)]
     for word, found in (("skipped", report.skipped), ("warning", report.warnings)):
         told = grouped(found, named)
         lines += [f"  {word}: {line}" for line in told[:most]]
         if len(told) > most:
-            lines.append(f"  {word}: {_count(len(told) - most, 'thing')} more")
+            lines.append(f"  {word}: {count(len(told) - most, 'thing')} more")
     return lines
 
 
 def rows(report: ScanReport, batch_size: int | None = None) -> list[str]:
     """What will be trained: by size, by where captions are from, and how many steps an epoch has."""
-    lines = [f"{b[0]} x {b[1]} px: {_count(n, 'picture')}{_repeats(report.samples, b)}" for b, n in report.buckets()]
+    lines = [f"{b[0]} x {b[1]} px: {count(n, 'picture')}{_repeats(report.samples, b)}" for b, n in report.buckets()]
     if report.validation:
-        lines.append(f"measured, never trained: {_count(len({s.relative for s in report.validation}), 'picture')}")
+        lines.append(f"measured, never trained: {count(len({s.relative for s in report.validation}), 'picture')}")
     if told := ", ".join(f"{SOURCES[source]} ({n})" for source, n in report.sources().items()):
         several = len({s.relative for s in report.samples if len(s.captions) > 1})
-        lines.append(f"captions: {told}" + (f"; {_count(several, 'picture')} with several" if several else ""))
+        lines.append(f"captions: {told}" + (f"; {count(several, 'picture')} with several" if several else ""))
     if batch_size and report.samples:
         seen = sum(s.config.repeats for s in report.samples)
-        lines.append(f"an epoch: {_count(report.steps_per_epoch(batch_size), 'step')} of up to"
-                     f" {_count(batch_size, 'picture')}, {seen} in all")  # fmt: skip
+        lines.append(f"an epoch: {count(report.steps_per_epoch(batch_size), 'step')} of up to"
+                     f" {count(batch_size, 'picture')}, {seen} in all")  # fmt: skip
     return lines
 
 
 def _repeats(samples: Sequence[Sample], bucket: Bucket) -> str:
     found = sorted({s.config.repeats for s in samples if s.bucket == bucket})
     return "" if found == [1] else f" (each {' or '.join(map(str, found))} times an epoch)"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

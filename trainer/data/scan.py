@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import DatasetConfig
+from ..progress import count
 from . import images, masks
 from .buckets import buckets_for, cropped_share, enlargement
 from .captions import Caption, called_like, find_caption
@@ -67,24 +68,20 @@ def note(what: str, found: Sequence[tuple[str, str]]) -> None:
 def why_not(report: ScanReport) -> str:
     """The line that says why a dataset cannot be trained on; empty: it can."""
     if report.stopped:
-        count = len(report.stopped)
-        text = f"{_count(count, 'picture')} in {report.folder} {'has' if count == 1 else 'have'} no caption"
-        text += f" ({report.stopped[0]}{' and others' if count > 1 else ''}):"
+        missing = len(report.stopped)
+        text = f"{count(missing, 'picture')} in {report.folder} {'has' if missing == 1 else 'have'} no caption"
+        text += f" ({report.stopped[0]}{' and others' if missing > 1 else ''}):"
         return f"{text} write what is missing, or choose other missing_captions than 'stop'"
     if report.samples:
         return ""
     text = f"dataset folder {report.folder} has no usable picture: looked there and in its sub-folders for PNG, JPEG,"
-    text += f" WebP and other pictures, found {_count(report.ignored, 'other file')}"
+    text += f" WebP and other pictures, found {count(report.ignored, 'other file')}"
     if report.masks:
         text += f" ({report.masks} of them masks by their names: all in folders called 'masks', and name.mask.png)"
     if report.skipped:
         path, reason = report.skipped[0]
-        text += f" and {_count(len(report.skipped), 'picture')} that cannot be used (the first, {path}, {reason})"
+        text += f" and {count(len(report.skipped), 'picture')} that cannot be used (the first, {path}, {reason})"
     return text
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def survey(
@@ -124,8 +121,8 @@ def survey_folder(config: DatasetConfig, progress: Progress) -> ScanReport:
             progress(done, len(listing.pictures))
     report.skipped.sort(key=lambda item: natural(item[0]))
     report.seconds = max(time.perf_counter() - started, 1e-9)
-    count = len(listing.pictures)
-    log.info("scanned %d pictures in %.1f s (%.0f a second)", count, report.seconds, count / report.seconds)
+    looked = len(listing.pictures)
+    log.info("scanned %d pictures in %.1f s (%.0f a second)", looked, report.seconds, looked / report.seconds)
     return report
 
 
@@ -153,7 +150,7 @@ class _Look:
                 continue  # it is the caption of one picture
             self.tables.read(listing.folder, table, lambda path, what: report.warnings.append((path, what)))
         for table, names in self.tables.unused(os.path.join(self.root, p) for p in listing.pictures).items():
-            report.warnings.append((table, f"names {_count(len(names), 'picture')} not there (the first, {names[0]})"))
+            report.warnings.append((table, f"names {count(len(names), 'picture')} not there (the first, {names[0]})"))
         report.warnings += listing.lone_captions()
 
     def __call__(self, relative: str) -> _Looked | images.ImageProblem:

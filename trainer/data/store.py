@@ -105,7 +105,7 @@ class Cache:
     def _drop(self, kind: str, key: str, why: Exception) -> None:
         log.warning("cache entry %s is damaged (%s): it is made anew", self.path(kind, key), why)
         with contextlib.suppress(OSError):
-            self.path(kind, key).unlink()
+            files.unlink(self.path(kind, key))
 
 
 def _facts(path: str) -> tuple[int, int, int] | None:
@@ -124,7 +124,7 @@ def _write_whole(path: Path, data: bytes) -> None:
             files.sync(f)
         files.replace(part, path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        files.unlink(part)
         raise
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from ..trainer.files import read_json
 from ..trainer.run import RunDirectory
 from ..trainer.settings import to_dict
-from .follow import samples
+from .follow import folder_of, samples
+from .words import lines
 
 GRAPH = "graph.json"
 """The graph that trained the run last, kept by Train Steps: ``prompt`` (API format), ``workflow`` (or null)."""
@@ -28,8 +29,7 @@ _PREVIEW_INPUTS = {"width": "width", "height": "height", "sampler_name": "sample
 
 def details(run: RunDirectory) -> dict[str, Any]:
     """``settings`` (of ``config.json``), ``save_points``, ``checkpoints``, ``exports``, ``bytes`` on the disk,
-    ``pictures``, ``previews`` (inputs for a Preview Settings node), ``prompt`` (the first of its previews), ``graph``
-    and ``log`` (whether there are some)."""
+    ``pictures``, ``previews`` (inputs for a Preview Settings node), ``graph`` and ``log`` (whether there are some)."""
     return {
         "run": run.name,
         "uid": run.uid,
@@ -39,11 +39,10 @@ def details(run: RunDirectory) -> dict[str, Any]:
                         for p in reversed(run.save_points())],
         "checkpoints": [{"file": p.name, "bytes": p.stat().st_size, "time": p.stat().st_mtime}
                         for p in sorted((run.path / "checkpoints").glob("*.safetensors"), reverse=True)],
-        "exports": [{k: e.get(k) for k in ("file", "folder", "dtype", "step", "t")}
+        "exports": [{**{k: e.get(k) for k in ("file", "dtype", "step", "t")}, "folder": folder_of(run, e)}
                     for e in run.events_of("exported")],
         "bytes": _bytes(run.path),
         "previews": previews(run),
-        "prompt": first_prompt(run),
         "graph": (run.path / GRAPH).is_file(),
         "log": run.log_file.is_file(),
     }
@@ -81,10 +80,11 @@ def _preview_inputs(run: RunDirectory) -> dict[str, Any]:
 def first_prompt(run: RunDirectory) -> str:
     """The first prompt of the run's previews: as its graph has it, else of its newest pictures. Empty: none."""
     given = _preview_inputs(run).get("prompts")
-    lines = [line.strip() for line in given.splitlines() if line.strip()] if isinstance(given, str) else []
+    if isinstance(given, str) and lines(given):
+        return lines(given)[0]
     kept = samples(run.path)
     newest = [one.get("prompt") for one in kept if one.get("step") == kept[-1].get("step")]
-    return next((line for line in [*lines, *newest] if isinstance(line, str)), "")
+    return next((prompt for prompt in newest if isinstance(prompt, str)), "")
 
 
 def _usual(run: RunDirectory) -> dict[str, Any]:

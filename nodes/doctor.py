@@ -26,7 +26,7 @@ class FluxFFTDoctor(io.ComfyNode):
             display_name="Doctor",
             category=handles.CATEGORY,
             description="Checks that training works on this machine and measures how fast it is: copies, arithmetic, "
-                        "memory, disk. Takes two minutes on a GPU. The plan uses what it finds, and a bug report "
+                        "memory, disk. Takes a few minutes at most. The plan uses what it finds, and a bug report "
                         "should hold what it says.",
             inputs=[
                 io.Combo.Input("device", options=_DEVICES, default="auto",

@@ -24,8 +24,7 @@ from ..trainer.run import RunDirectory
 MOST_BINS = 2000
 """Most points of a loss curve that a snapshot holds: about two for each pixel of a wide panel."""
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
-_KEPT_FOLLOWERS = 4
-_KEPT_STATUSES = 500
+_KEPT = 500
 
 NOTABLE = ("saved", "save_failed", "checkpoint", "checkpoint_failed", "exported", "out_of_memory", "rolled_back",
            "spike", "lr")
@@ -153,13 +152,19 @@ class Follower:
                     self._step = event["step"]
                 sampled = sampled or event["type"] == "sample"
                 if event["type"] in NOTABLE:
-                    happened.append({key: value for key, value in event.items() if key in _TOLD})
+                    told = {key: value for key, value in event.items() if key in _TOLD}
+                    happened.append(told | {"folder": folder_of(self.run, event)} if "folder" in told else told)
             reset = reset or len(points) > MOST_BINS
             losses = [] if reset else [[step, loss, loss, loss, 1, lr] for step, loss, lr in points]
             about = {"since": since, "n": self._reported, "losses": losses, "reset": reset, "sampled": sampled,
                      "validation": [] if reset else validation, "happened": happened, "disk_low": self.disk_low()}
         status = self.run.status()
         return {**status, **self.next_save(status["step"]), **about}
+
+
+def folder_of(run: RunDirectory, exported: dict[str, Any]) -> str | None:
+    """The whole path of the folder that an exported file lies in; None: not told."""
+    return str(run.path / exported["folder"]) if exported.get("folder") else None
 
 
 def samples(run_dir: Path) -> list[dict[str, Any]]:
@@ -199,18 +204,17 @@ class Library:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._followers: OrderedDict[Path, Follower] = OrderedDict()
-        self._runs: OrderedDict[Path, tuple[str, RunDirectory]] = OrderedDict()
         self._statuses: OrderedDict[tuple[Path, int, int], dict[str, Any]] = OrderedDict()
 
     def follower(self, path: Path) -> Follower:
-        """The follower that answers snapshots of this run; its event file is read only once."""
+        """The follower that answers for this run: of its event file only what is new is read again."""
         with self._lock:
             follower = self._followers.get(path)
             if follower is None or not follower.is_current():
                 follower = Follower(path)
             self._followers[path] = follower
             self._followers.move_to_end(path)
-            while len(self._followers) > _KEPT_FOLLOWERS:
+            while len(self._followers) > _KEPT:
                 self._followers.popitem(last=False)
             return follower
 
@@ -229,26 +233,14 @@ class Library:
                 logging.warning("flux_fft: %s is left out of the list of runs: %s", path.name, error)
         return [status for _, status in sorted(found, key=lambda one: one[0], reverse=True)]
 
-    def _open(self, path: Path) -> RunDirectory:
-        """The run there, of which only what is new is read again."""
-        with self._lock:
-            uid, run = self._runs.pop(path, ("", None))
-            if run is None or not run.is_still(uid):
-                run = RunDirectory(path)
-                uid = run.uid
-            self._runs[path] = uid, run
-            while len(self._runs) > _KEPT_STATUSES:
-                self._runs.popitem(last=False)
-            return run
-
     def _status(self, path: Path, key: tuple[Path, int, int]) -> dict[str, Any]:
         with self._lock:
             if key in self._statuses:
                 return self._statuses[key]
-        status = {**self._open(path).status(), "thumbnail": newest_sample(path)}
+        status = {**self.follower(path).run.status(), "thumbnail": newest_sample(path)}
         if status["worker"] is None:  # else it changes without a word in the event file, when the worker goes
             with self._lock:
                 self._statuses[key] = status
-                while len(self._statuses) > _KEPT_STATUSES:
+                while len(self._statuses) > _KEPT:
                     self._statuses.popitem(last=False)
         return status

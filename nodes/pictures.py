@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..trainer.files import PART, read_json, replace, write_json
+from ..trainer.files import PART, read_json, replace, unlink, write_json
 from ..trainer.saves.saved import kept_at, weights
 from . import bridge_model, registry, words
 from .encoders import Encoders
@@ -217,7 +217,7 @@ class Sampler:
             Image.fromarray((picture * 255).round().byte().numpy()).save(part, format="PNG", pnginfo=info)
             replace(part, path)
         finally:
-            part.unlink(missing_ok=True)  # of a full disk, on which it would stay
+            unlink(part)  # of a full disk, on which it would stay
         write_json(path.with_suffix(".json"), about)
         if tell:
             self.run.append("sample", step=step, file=f"samples/{path.name}", prompt=about["prompt"], index=index)

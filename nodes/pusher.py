@@ -175,7 +175,7 @@ class Pusher:
         moving = news["state"] in MOVING or news["saving"] is not None
         seen = (news["n"], news["state"], news["worker"], news["error"], news["disk_low"], news["saving"], about)
         if seen != watch.last_seen or (moving and now - watch.sent_at > BEAT):
-            watch.last_seen, watch.sent_at = seen, now
             self._send(EVENT, {**news, **about, "places": self.places(watch.path.name)})
+            watch.last_seen, watch.sent_at = seen, now  # if that fails, it is told again
         watch.pulse, watch.was = pulse, (moving, news["worker"] is not None)
         return watch.was

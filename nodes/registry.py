@@ -136,7 +136,7 @@ def require_data(run: RunDirectory) -> None:
 
 
 NO_RUN = "none"
-"""What ``trainer.run.identity`` says where there is no run."""
+"""What ``trainer.runs.identity`` says where there is no run."""
 
 
 def remember_model(uid: str, model: ModelHandle) -> None:

@@ -6,6 +6,7 @@
                                 and ``about``
 ``GET runs/NAME/losses``        ``?first=&last=``: the ``losses`` and ``n`` of these steps alone, merged less
 ``GET runs/NAME/details``       settings, save points and what else there is (``details.details``)
+``GET runs/NAME/prompt``        ``prompt``: the first of its previews
 ``GET runs/NAME/graph``         ``prompt`` and ``workflow`` of the graph that trained it last
 ``GET runs/NAME/log``           ``text``: the end of its worker's log
 ``GET runs/NAME/samples/FILE``  a picture; ``?side=256``: a small one
@@ -50,7 +51,10 @@ def _send(event: str, data: dict[str, Any]) -> None:
 
     for happened in data.get("happened", ()):
         if happened["type"] == "exported":
-            happened["listed"] = bridge_files.listed_as(happened.get("folder"), happened["file"])
+            try:
+                happened["listed"] = bridge_files.listed_as(happened.get("folder"), happened["file"])
+            except Exception as error:  # an event is more than the name under which a loader has its file
+                logging.warning("flux_fft: whether %s is listed cannot be told: %s", happened.get("file"), error)
     if PromptServer.instance is not None:
         PromptServer.instance.send_sync(event, data)
 
@@ -258,6 +262,7 @@ def register(routes: Any) -> None:
     routes.get(run)(answers(_snapshot))
     routes.get(f"{run}/losses")(answers(_losses, query=("first", "last")))
     routes.get(f"{run}/details")(answers(lambda name: details.details(_run(name))))
+    routes.get(f"{run}/prompt")(answers(lambda name: {"prompt": details.first_prompt(_run(name))}))
     routes.get(f"{run}/graph")(answers(lambda name: details.stored_graph(_run(name))))
     routes.get(f"{run}/log")(answers(lambda name: details.log_tail(_run(name))))
     routes.get(f"{run}/samples/{{file}}")(answers(_sample, query=("side",)))

@@ -1,4 +1,4 @@
-"""The whole loop on any computer: a tiny Flux learns 16 captioned drawings from nothing, in about a minute on a CPU.
+"""The whole loop on any computer: a tiny Flux learns 16 captioned drawings from nothing, in a few minutes on a CPU.
 
 ``python -m trainer demo --out DIR`` makes an ordinary run directory of DIR, with the demo's files in it; the same run
 can be trained on by ``python -m trainer train DIR`` or opened on the canvas.
@@ -173,9 +173,7 @@ def finish(run: RunDirectory, before: list[Path]) -> dict[str, Any]:
         pixels = decode(run, latents)
         after = keep(run, pixels, step)
         checkpoint = run.path / "checkpoints" / f"demo-step-{step:06d}.safetensors"
-        export(run, checkpoint, ExportOptions(dtype="f32", overwrite=True), trainer=trainer)
-        run.append("exported", step=step, dtype="f32", file=checkpoint.name,
-                   folder=str(checkpoint.parent.resolve()))
+        run.note_export(export(run, checkpoint, ExportOptions(dtype="f32", overwrite=True), trainer=trainer))
     samples = [*before, *after]
     try:
         curve = plot.draw_losses(run.losses(), evals=run.evals(), title="Demo: loss of each step")

@@ -32,7 +32,7 @@ CAPTIONS = tuple(f"a {colour} {shape}" for colour, shape in NAMES)
 BLOCK = 8
 CHANNELS = 16
 STEPS = 1200
-"""Steps of the demo: about a minute on two cores."""
+"""Steps of the demo: a few minutes on one core."""
 TOKENS = 16
 """Words that a caption may have."""
 CONTEXT, POOLED = 128, 64

@@ -29,7 +29,7 @@
 ``out_of_memory``  ``step``, ``plan``, ``key``: the GPU's memory ran out, and a tighter plan is in use from now on.
                 ``updated`` of ``stages`` stages had been updated; if any, that step counts as done, and its
                 ``step`` follows
-``exported``    ``step``, ``file``, ``folder`` that it lies in, ``dtype``
+``exported``    ``step``, ``file``, ``folder`` that it lies in (relative to the run, if within it), ``dtype``
 ``config``      ``changed`` settings;  ``sample``: a picture was kept
 ==============  ==========================================================================================
 """

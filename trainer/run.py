@@ -203,6 +203,12 @@ class RunDirectory:
         """What its living worker writes just now: ``what``, of which ``step``, and bytes ``done`` of ``total``."""
         return underway.saving(self.path)
 
+    def note_export(self, done: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the event of a file that was written, of which ``export`` says ``done``; returns it."""
+        folder, file = os.path.split(done["path"])
+        return self.append("exported", step=done["step"], dtype=done["dtype"], file=file,
+                           folder=_inside(folder, self.path))
+
     # -- who has it open
 
     @contextlib.contextmanager
@@ -214,7 +220,7 @@ class RunDirectory:
         with open(self.path / "lock", "a+b") as file, files.exclusive(file, wait) as got:
             if not got:
                 raise RunLocked(f"run {self.name!r} is open in another process: stop that first ({self.path})")
-            self.address_file.unlink(missing_ok=True)  # of a worker that did not get to remove it
+            files.unlink(self.address_file)  # of a worker that did not get to remove it
             sweep(self.path)
             yield
 

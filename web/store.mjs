@@ -114,7 +114,7 @@ class Runs extends EventTarget {
     return (await this.fetch(name, `losses?first=${first}&last=${last}`)).losses
   }
 
-  /** GET a route of the run: "details", "graph", "log". Rejects with one line. */
+  /** GET a route of the run: "details", "prompt", "graph", "log". Rejects with one line. */
   async fetch(name, what) {
     return answerOf(api.fetchApi(`${address(name)}/${what}`))
   }

@@ -91,7 +91,7 @@ export class Tools {
   /** The prompt that was typed last for this run, else the first of its previews: selected, so that typing replaces it. */
   async _suggest(field) {
     const typed = keptPrompt(runs.get(this.name()))
-    const text = typed || (await runs.fetch(this.name(), 'details').catch(() => ({}))).prompt
+    const text = typed || (await runs.fetch(this.name(), 'prompt').catch(() => ({}))).prompt
     if (!text || field.value || !field.isConnected) return
     field.value = text
     field.select()

@@ -29,7 +29,7 @@ def test_routes_refuse_what_is_not_there(server: Server) -> None:
 
     assert status("/runs") == 200
     assert status("/runs/missing/losses?first=1&last=2") == 404
-    for what in ("", "/details", "/graph", "/log", "/samples/a.png"):
+    for what in ("", "/details", "/prompt", "/graph", "/log", "/samples/a.png"):
         assert status(f"/runs/missing{what}") == 404, what
         assert status(f"/runs/%2e%2e{what}") == 400, what
         assert status(f"/runs/..%2f..%2fuser{what}") == 400, what

@@ -70,6 +70,9 @@ def test_the_files_it_leaves(trained):
         assert set(new.tensors) == set(old.tensors)
         assert all(not new.load(n).equal(old.load(n)) for n in new.tensors)
     run = RunDirectory(out)
+    assert [e["folder"] for e in run.events_of("exported")] == ["checkpoints"]
+    told = [p.name for p in out.rglob("*.json*") if str(out) in p.read_text(encoding="utf-8")]
+    assert not told, "a run directory holds no path to itself"
     assert run.status()["state"] == "finished" and run.status()["step"] == 240
     assert [s for s, _ in run.losses()] == list(range(1, 241)) and [s for s, _ in run.evals()] == [0, 240]
 

@@ -78,17 +78,45 @@ def test_one_more_picture_is_made_as_the_others_were(run: RunDirectory) -> None:
 
 
 def test_the_first_prompt_is_the_graphs_else_that_of_the_newest_pictures(run: RunDirectory) -> None:
-    assert details.details(run)["prompt"] == ""
+    assert details.first_prompt(run) == ""
     for step, index, prompt in ((5, 0, "old"), (7, 1, "second"), (7, 0, "newest")):
         (run.path / "samples" / f"{step}_{index}.png").write_bytes(b"x")
         (run.path / "samples" / f"{step}_{index}.json").write_text(
             json.dumps({"step": step, "index": index, "prompt": prompt}))
-    assert details.details(run)["prompt"] == "newest"
+    assert details.first_prompt(run) == "newest"
     _graph(run, prompts="\n  a red circle \nb")
-    assert details.details(run)["prompt"] == "a red circle"
+    assert details.first_prompt(run) == "a red circle"
     for other in (["9", 0], "", None):
         _graph(run, prompts=other)
-        assert details.details(run)["prompt"] == "newest", "a link is no text"
+        assert details.first_prompt(run) == "newest", "a link is no text"
+
+
+def test_what_is_asked_for_is_read_once(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    for name in ("read_json", "samples", "_bytes"):
+        real = getattr(details, name)
+        monkeypatch.setattr(details, name, lambda *args, name=name, real=real: (read.append(name), real(*args))[1])
+    _graph(run, prompts="a", width=64)
+    details.details(run)
+    assert sorted(read) == ["_bytes", "read_json"], "the pictures are not asked where the graph says it"
+    read.clear()
+    assert details.first_prompt(run) == "a" and read == ["read_json"]
+    (run.path / "graph.json").unlink()
+    details.details(run)
+    assert sorted(read) == ["_bytes", "read_json", "samples"]
+
+
+def test_an_export_into_the_run_is_noted_without_the_runs_own_path(run: RunDirectory, tmp_path: Path) -> None:
+    reader = _load("follow").Follower(run.path)
+    reader.begin()
+    for folder in (run.path / "checkpoints", tmp_path):
+        run.note_export({"path": str(folder / "x.safetensors"), "step": 3, "dtype": "bf16", "bytes": 1, "text": ""})
+    assert str(run.path) not in run.log.path.read_text(encoding="utf-8")
+    told = [e["folder"] for e in run.events_of("exported")]
+    assert told == ["checkpoints", str(tmp_path)]
+    whole = [(str(run.path / "checkpoints"), "x.safetensors"), (str(tmp_path), "x.safetensors")]
+    assert [(e["folder"], e["file"]) for e in details.details(run)["exports"]] == whole
+    assert [(e["folder"], e["file"]) for e in reader.news()["happened"]] == whole
 
 
 def test_the_log_is_given_from_a_whole_line_on(run: RunDirectory) -> None:

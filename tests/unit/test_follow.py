@@ -183,6 +183,16 @@ def test_list_of_runs_follows_the_disk(run: RunDirectory) -> None:
     assert library.statuses(run.path.parent / "missing") == []
 
 
+def test_a_run_of_the_list_is_the_one_that_is_looked_at(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, made = follow.Library(), []
+    real = follow.RunDirectory
+    monkeypatch.setattr(follow, "RunDirectory", lambda path: (made.append(path), real(path))[1])
+    library.statuses(run.path.parent)
+    _train(run, 1, 3)
+    library.statuses(run.path.parent)
+    assert library.follower(run.path).snapshot()["status"]["step"] == 3 and made == [run.path]
+
+
 class Sent(list):
     def __call__(self, event: str, data: dict) -> None:
         assert event == "flux_fft.event"
@@ -229,6 +239,22 @@ def test_pusher_is_silent_while_nothing_changes_and_survives_a_missing_run(run: 
     assert len(sent) == 1
     push.unwatch(run.path)
     push.unwatch(run.path.parent / "not_there_yet")
+    sent.wait_for(lambda s: not _threads())
+
+
+def test_what_could_not_be_sent_is_told_again(run: RunDirectory) -> None:
+    sent, failed = Sent(), []
+
+    def send(event: str, data: dict) -> None:
+        if not failed:
+            failed.append(data)
+            raise OSError("the loop is busy")
+        sent(event, data)
+
+    push = pusher.Pusher(send, interval=0.02)
+    with push.watching(run.path):
+        sent.wait_for(lambda s: s)
+        assert failed and sent[0]["since"] >= failed[0]["n"], "its reader sees that it missed some"
     sent.wait_for(lambda s: not _threads())
 
 
@@ -320,3 +346,19 @@ def test_how_far_a_save_is_is_told_while_the_run_rests_too_and_till_it_is_done(r
         sent.wait_for(lambda s: s[-1]["saving"] is None)
         assert len(run.events()) == events
     assert follow.Follower(run.path).snapshot()["status"]["saving"] is None
+
+
+def test_an_export_of_which_no_loader_can_be_asked_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes, sent = _load("routes"), []
+
+    def failing(*_: object) -> None:
+        raise ValueError("path is on mount 'D:'")
+
+    server = types.ModuleType("server")
+    server.PromptServer = types.SimpleNamespace(
+        instance=types.SimpleNamespace(send_sync=lambda *told: sent.append(told)))
+    monkeypatch.setitem(sys.modules, "server", server)
+    monkeypatch.setattr(routes.bridge_files, "listed_as", failing)
+    event = {"type": "exported", "folder": "x", "file": "a.safetensors"}
+    routes._send("flux_fft.event", {"happened": [dict(event)]})
+    assert sent == [("flux_fft.event", {"happened": [event]})]

@@ -8,7 +8,6 @@ import faulthandler
 import io
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -172,8 +171,7 @@ def _export(args: argparse.Namespace) -> int:
     else:
         with run.lock():
             done = export(run, args.out, options, progress=_shown())
-            folder, file = os.path.split(os.path.abspath(args.out))
-            run.append("exported", step=done["step"], dtype=args.dtype, file=file, folder=folder)
+            run.note_export(done)
     write_line(json.dumps(done) if args.json else f"{done['path']}: {done['text']}")
     return 0
 

@@ -6,7 +6,6 @@ Used by one thread, that which owns the engine. It knows nothing of clients, goa
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -215,7 +214,7 @@ class Session(OpenedRun):
                                tensors.get("guidance"), ema=ema)
 
     def export(self, path: str, options: ExportOptions, ended: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Write a file of the run to ``path``; see ``export.export``. ``ended``: whether it is to be given up."""
+        """Write a file of the run to ``path``; see ``export.write.export``. ``ended``: whether it is to be given up."""
         trainer = self._engine("exporting")
 
         def report(what: str, done: int, total: int) -> None:
@@ -227,8 +226,8 @@ class Session(OpenedRun):
             done = export(self.run, path, options, trainer=trainer, progress=report)
         finally:
             self.exporting = None
-        folder, file = os.path.split(os.path.abspath(path))
-        self.event("exported", step=done["step"], dtype=options.dtype, file=file, folder=folder)
+        if not self.gone:
+            self._tell(self.run.note_export(done))
         return done
 
     def save(self) -> int:

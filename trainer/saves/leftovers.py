@@ -48,7 +48,7 @@ def _sweep_deleted(home: Path) -> None:
 def sweep(run: Path) -> None:
     """Remove what is half-written in the run directory ``run``. Its lock is held."""
     with contextlib.suppress(OSError):
-        (run / underway.NOTE).unlink(missing_ok=True)
+        files.unlink(run / underway.NOTE)
     for folder in (run, run / "samples", run / "state", run / "checkpoints"):
         for path in _half_written(folder):
             try:

@@ -37,7 +37,7 @@ def noted(run: Path, what: str, step: int, total: int) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):  # nothing lies there that it tells of
-            note.unlink(missing_ok=True)
+            files.unlink(note)
 
 
 def saving(run: Path) -> dict[str, Any] | None:

@@ -248,11 +248,18 @@ _wait = threading.local()
 @contextlib.contextmanager
 def ended_by(check: Callable[[], None]) -> Iterator[None]:
     """Inside the block every wait of this thread asks ``check`` too, which may raise what is to end it."""
-    _wait.check = check
+    before = getattr(_wait, "check", None)
+
+    def both() -> None:
+        if before is not None:
+            before()
+        check()
+
+    _wait.check = both
     try:
         yield
     finally:
-        _wait.check = None
+        _wait.check = before
 
 
 def check_wanted() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..trainer.files import write_json
-from . import bridge, pictures, registry, words
+from . import bridge, called_off, pictures, registry, words
 from .bridge_checkpoints import list_checkpoints
 from .handles import PreviewSettings, RunHandle
 
@@ -82,7 +82,7 @@ def train(handle: RunHandle, steps: int, previews: PreviewSettings | None, *, no
 
     started = time.monotonic()
     _keep_graph(run, graph, workflow, node_id)
-    with watching, _renewed_on_error(run), sampler:
+    with watching, _renewed_on_error(run), sampler, _ended_by_the_panel(run):
         registry.cancellable(registry.require_data, run)
         say("encoding the prompts of the previews")
         sampler.encode_prompts()
@@ -164,6 +164,19 @@ def _train(client: WorkerClient, start: int, target: int, stops: list[int], samp
         if (further := _further(client, target)) > target:
             registry.cancellable(client.train, further)
     return missed
+
+
+@contextlib.contextmanager
+def _ended_by_the_panel(run: RunDirectory) -> Iterator[None]:
+    """Pause and Stop on the panel end the prompt, whatever it waits for."""
+    with called_off.trained_here(run.path) as off:
+
+        def check() -> None:
+            if off.is_set():
+                raise bridge.end_prompt()
+
+        with registry.ended_by(check):
+            yield
 
 
 def _require_wanted(run: RunDirectory) -> None:

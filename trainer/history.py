@@ -13,6 +13,8 @@ RESTING = ("paused", "finished", "failed")
 """States in which a worker that lives does nothing, and holds its memory."""
 MEASURE = ("dataset", "recipe.loss", "recipe.huber_delta", "recipe.timestep_sampling", "recipe.shift")
 """Beginnings of the names of settings that say what a loss is the loss of."""
+NEEDED = {"step": ("step", "loss", "lr"), "eval": ("step", "loss"), "validated": ("step", "loss")}
+"""Fields that readers of these events rely on: a line without them is none of ours."""
 WINDOW = 20
 """Steps over which the seconds per step are taken (their median: a save or a pause does not tilt it)."""
 
@@ -125,6 +127,8 @@ class History:
     def apply(self, event: dict[str, Any]) -> None:
         """Take one event in."""
         self.last = max(self.last, event["n"])
+        if missing := [name for name in NEEDED.get(event["type"], ()) if name not in event]:
+            raise LookupError(f"an event {event['type']!r} without {', '.join(missing)}")
         take = getattr(self, f"_on_{event['type']}", None)
         if take is not None:
             take(event)

@@ -10,7 +10,7 @@ from .saves.sources import sources
 if TYPE_CHECKING:
     from .run import RunDirectory
 
-HELD = ("vram_gb", "ram_gb", "waits_for", "idle_exit")
+HELD = ("vram_gb", "ram_gb", "waits_for", "idle_exit", "on_the_way")
 """What is told of a worker, and ends with it."""
 
 

@@ -249,3 +249,31 @@ def test_pause_and_stop_count_while_previews_are_sampled(server: Server, action:
     assert not server.run(g, seconds=240).error
     assert server.steps(name) == list(range(1, 8)), "and it goes on from there"
     assert pictures(server, name) == [5], "with the pictures that were cut short"
+
+
+@pytest.mark.parametrize("action", ["pause", "stop"])
+def test_pause_and_stop_count_while_the_worker_loads(server: Server, action: str) -> None:
+    name = f"loads_{action}"
+    g = Graph()
+    train(g, demo(g), name, 1_000_000)
+    asked = threading.Thread(target=lambda: server.post(f"/flux_fft/runs/{name}/{action}", {}))
+    pressed = False
+
+    def press(message: dict) -> None:
+        nonlocal pressed
+        data = message.get("data") or {}
+        if not pressed and message["type"] == "flux_fft.event" and data["state"] == "preparing":
+            pressed = True
+            asked.start()
+
+    assert server.run(g, seconds=240, on_message=press).interrupted
+    asked.join(60)
+    assert pressed
+    deadline = time.monotonic() + 60
+    run = RunDirectory(server.home / name)
+    wanted = ("paused",) if action == "pause" else ("stopped", "paused")  # asked before there was a worker: it rests
+    while run.status()["state"] not in wanted:
+        assert time.monotonic() < deadline, run.status()
+        time.sleep(0.1)
+    time.sleep(2)
+    assert run.status()["state"] in wanted and server.steps(name) == [], "and nothing has it train"

@@ -56,6 +56,17 @@ def test_an_old_checkpoint_that_is_held_is_removed_by_a_later_one(tiny, monkeypa
     assert one.step() == 4 and steps(run)[1] == [4]
 
 
+def test_checkpoints_of_a_past_that_was_taken_back_go_first(tiny):
+    run = make(tiny, **recipe(checkpoint_every_steps=1, keep_checkpoints=2, save_every_steps=1, keep_save_points=9))
+    one = session(run)
+    assert [one.step() for _ in range(5)][-1] == 5 and steps(run)[1] == [4, 5]
+    one.roll_back(1)
+    one.step()
+    assert steps(run)[1] == [2, 5], "the newest of what is kept in any case"
+    one.step()
+    assert steps(run)[1] == [2, 3]
+
+
 def test_an_old_save_point_that_is_held_is_removed_by_a_later_one(tiny, monkeypatch):
     run = make(tiny, **recipe(save_every_steps=1, keep_save_points=1))
     one = session(run)

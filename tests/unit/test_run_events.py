@@ -24,6 +24,19 @@ def test_events_are_numbered_timed_and_kept_as_they_were_given(run):
     assert run.events(since=2) == [evaluation] and run.events(since=0, limit=1) == [first]
 
 
+@pytest.mark.parametrize("line", [
+    '"type": "step", "step": 2, "loos": 1.0, "lr": 1e-3', '"type": "step", "step": 2, "loss": 1.0',
+                                  '"type": "eval", "step": 2', '"type": "validated", "loss": 1.0'])
+def test_a_line_that_lacks_what_readers_rely_on_is_none_of_ours(run, line):
+    run.append("step", step=1, loss=0.5, lr=1e-3, seconds=0.1)
+    with open(run.path / "events.jsonl", "a", encoding="utf-8") as file:
+        file.write(f'{{"n": 3, "t": 1.0, {line}}}\n')
+    run.append("step", step=2, loss=0.4, lr=1e-3, seconds=0.1)
+    for reader in (run, RunDirectory(run.path)):
+        assert [e["n"] for e in reader.events()] == [1, 2, 4]
+        assert (reader.status()["loss"], reader.losses()) == (0.4, [(1, 0.5), (2, 0.4)])
+
+
 @pytest.mark.parametrize("torn", [b'{"n": 3, "t": 1.0, "type": "st', b"\0\0\0\0", b"x", b'{"n": 3, "type": "step"}'])
 def test_a_torn_last_line_is_no_event_and_the_next_takes_its_place(run, torn):
     run.append("step", step=1, loss=0.5, lr=1e-3, seconds=0.1)

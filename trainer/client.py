@@ -135,7 +135,7 @@ class WorkerClient(WorkerLink):
                **options: Any) -> dict[str, Any]:
         """Write a file of the run to ``path``: its path, bytes, step, dtype and a line of text.
 
-        ``options``: the fields of ``export.ExportOptions`` (``overwrite``, ``lora_rank``, ``ema``, ``from_step``, ...).
+        ``options``: the fields of ``export.write.ExportOptions`` (``overwrite``, ``lora_rank``, ``ema``, ...).
         """
         whole = ExportOptions(dtype=dtype, metadata=dict(metadata or {}), **options)
         return self._ask_live("export", path=os.path.abspath(path), options=to_dict(whole))

@@ -177,8 +177,10 @@ def samples(run_dir: Path) -> list[dict[str, Any]]:
                 about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 about = {}
-            found.append({**(about if isinstance(about, dict) else {}), "file": path.name})
-    return sorted(found, key=lambda one: (one.get("step") or 0, one.get("index") or 0, one["file"]))
+            about = about if isinstance(about, dict) else {}
+            odd = {name for name in ("step", "index") if type(about.get(name, 0)) is not int}
+            found.append({**{key: value for key, value in about.items() if key not in odd}, "file": path.name})
+    return sorted(found, key=lambda one: (one.get("step", 0), one.get("index", 0), one["file"]))
 
 
 def newest_sample(run_dir: Path) -> str | None:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trainer.run import RunDirectory, RunLocked
-from . import bridge, bridge_files, details, words
+from . import bridge, bridge_files, called_off, details, words
 from .follow import Library, sample_path
 from .pusher import Pusher
 from .uploads import CHUNK, Uploads
@@ -122,10 +122,12 @@ def _ask(name: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
     from ..trainer import client
 
     path = _run_dir(name)
-    answer = {"run": name, "asked": action}
-    if not RunDirectory(path).locked():
-        if action == "stop":
-            return answer  # it is stopped
+    answer, run = {"run": name, "asked": action}, RunDirectory(path)
+    # A worker in training follows, and Train Steps sees what becomes of it; before that nobody could.
+    waits = action in ("pause", "stop") and run.status()["state"] != "training" and called_off.call_off(run.path)
+    if not run.locked():
+        if action == "stop" or waits:
+            return answer  # it is, or will be: it has no worker
         raise RuntimeError(f"run {name!r} is not in memory: queue its graph first")
     lr = body.get("lr", 0.0)
     if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 <= lr <= 1:

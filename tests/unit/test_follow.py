@@ -156,10 +156,14 @@ def test_pictures_are_listed_by_step_and_only_those_inside_are_served(run: RunDi
         (run.path / "samples" / name).write_bytes(b"picture")
         (run.path / "samples" / name).with_suffix(".json").write_text(f'{{"step": {step}, "prompt": "p"}}')
     (run.path / "samples" / "c.png").write_bytes(b"no sidecar")
+    for name, about in (("d.png", '{"step": "12", "index": []}'), ("e.png", '{"step": true, "prompt": "p"}')):
+        (run.path / "samples" / name).write_bytes(b"picture of others")
+        (run.path / "samples" / name).with_suffix(".json").write_text(about)
     (run.path / "samples" / ".part-d.png").write_bytes(b"half-written")
     (run.path / "secret.png").write_bytes(b"outside")
-    assert [s["file"] for s in follow.samples(run.path)] == ["c.png", "b.png", "a.png"]
-    assert follow.newest_sample(run.path) == "c.png"
+    assert [s["file"] for s in follow.samples(run.path)] == ["c.png", "d.png", "e.png", "b.png", "a.png"]
+    assert not any({"step", "index"} & s.keys() for s in follow.samples(run.path)[:3])
+    assert follow.newest_sample(run.path) == "e.png"
     assert follow.sample_path(run.path, "a.png") == run.path.resolve() / "samples" / "a.png"
     for name in ("../secret.png", "a.json", "missing.png", "", ".", "..", str(run.path / "secret.png")):
         assert follow.sample_path(run.path, name) is None, name

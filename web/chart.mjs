@@ -77,11 +77,12 @@ export class LossChart {
       })
       marks.append(this.marks[name])
     }
+    this.allButton = button('mark all', TEXT.allSteps, TEXT.allStepsTip, () => this.show(null))
     this.logButton = button('mark log', TEXT.logAxis, TEXT.logAxisTip, () => {
       this.log = !this.isLog
       this.redraw()
     })
-    legend.append(marks, this.logButton)
+    legend.append(marks, this.allButton, this.logButton)
     return legend
   }
 
@@ -115,6 +116,7 @@ export class LossChart {
     // They keep their places, so that nothing moves when the first of them comes.
     this.marks.validation.classList.toggle('is-none', !this.validation.length)
     this.marks.rate.classList.toggle('is-none', !bins.some((bin) => Number.isFinite(bin[5])))
+    this.allButton.classList.toggle('is-none', !this.zoom)
     this.logButton.setAttribute('aria-pressed', this.isLog)
     if (this.told !== null) this.tell(this.told) // what lies there may be another bin now
     this.svg.setAttribute('aria-label', `${TEXT.loss} ${figure(this.smoothed[0])} - ${figure(last)}`)

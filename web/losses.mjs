@@ -136,13 +136,17 @@ export function ticks(low, high, wanted = 4) {
   return found
 }
 
-/** 1, 2 and 5 of each decade inside [low, high], or whole decades where that would be too many. */
+/**
+ * 1, 2 and 5 of each decade inside [low, high], or whole decades where that would be too many; where fewer than two are
+ * inside, what a linear axis has.
+ */
 export function logTicks(low, high, most = 7) {
   const found = []
   for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
     for (const m of [1, 2, 5]) found.push(Number((m * 10 ** power).toPrecision(12)))
   }
   const inside = found.filter((value) => value >= low && value <= high)
+  if (inside.length < 2) return ticks(low, high)
   if (inside.length <= most) return inside
   const decades = inside.filter((value) => Number.isInteger(Math.round(Math.log10(value) * 1e9) / 1e9))
   return decades.filter((_, i) => i % Math.ceil(decades.length / most) === 0)

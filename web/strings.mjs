@@ -99,6 +99,8 @@ const EN = {
   logTitle: (run) => `Worker log of ${run}`,
   chartEmpty: 'The loss curve appears with the first steps.',
   chartKeys: 'Arrow keys read the values, drag zooms, double click or Escape shows all.',
+  allSteps: 'all',
+  allStepsTip: 'Show all steps again, as double click and Escape do',
   logAxis: 'log',
   logAxisTip: 'Logarithmic axis',
   step: 'step',

@@ -83,6 +83,8 @@ export const ZH = {
   logTitle: (run) => `${run} 的工作进程日志`,
   chartEmpty: '最初几步之后显示损失曲线。',
   chartKeys: '方向键读数，拖动放大，双击或 Esc 显示全部。',
+  allSteps: '全部',
+  allStepsTip: '重新显示全部步数，双击或按 Escape 亦可',
   logAxis: '对数',
   logAxisTip: '对数坐标轴',
   step: '步',

@@ -58,8 +58,8 @@ button.mark[aria-pressed='false'] { text-decoration: line-through; }
 button.mark-raw::before { border-top-width: 1px; opacity: 0.6; }
 button.mark-rate::before { border-top-style: dashed; border-top-width: 1px; }
 button.mark-validation::before { width: 5px; height: 5px; margin: 0 3px; border: 0; border-radius: 50%; background: var(--mark); }
-button.mark.log { padding: 0 5px; border: 1px solid var(--line); border-radius: 3px; text-decoration: none; }
-button.mark.log::before { display: none; }
+button.mark.log, button.mark.all { padding: 0 5px; border: 1px solid var(--line); border-radius: 3px; text-decoration: none; }
+button.mark.log::before, button.mark.all::before { display: none; }
 button.mark.log[aria-pressed='true'] { background: color-mix(in srgb, var(--ink) 16%, transparent); color: var(--ink); }
 .plot { position: relative; grid-area: 2 / 2; min-width: 0; min-height: 0; cursor: crosshair; touch-action: none; }
 svg { position: absolute; inset: 0; width: 100%; height: 100%; overflow: hidden; }

@@ -115,7 +115,7 @@ def test_the_range_holds_the_first_losses_and_goes_logarithmic_beyond_a_decade(
     assert len(marks) >= 2 and all(low <= mark <= high for mark in marks) and marks == sorted(marks)
     assert js("losses.logTicks(1e-9, 1e3).length") <= 7
     few = js("losses.logTicks(0.04, 0.09)")
-    assert len(few) >= 2 and all(0.04 <= mark <= 0.09 for mark in few), "a part of a decade that has but one of its marks"
+    assert len(few) >= 2 and all(0.04 <= mark <= 0.09 for mark in few), "only one mark of a decade is inside"
 
 
 @pytest.mark.parametrize("low, high", [(0, 1), (0.213, 0.498), (-3, 12345), (1e-7, 3e-7), (0.4, 0.40001)])

@@ -1,8 +1,9 @@
-"""Remakes the pictures that users see: ``python -m tests.browser.make_pictures [help] [thumbnails] [runs]``, or all.
+"""Remakes the pictures that users see: ``python -m tests.browser.make_pictures [help thumbnails runs demo]`` (or all).
 
 ``help``: each node as it is connected, for its help page (``web/docs/pictures``). ``thumbnails``: the example
-workflows, for the template browser. ``runs``: the sidebar's tab with a run (``docs/images/runs.png``). All are taken in
-a real ComfyUI, found as the tests find it, over a demo run that is trained first. Look at them before you commit them.
+workflows, for the template browser. ``runs``: the sidebar's tab with a run (``docs/images/runs.png``). ``demo``: the
+demo's graph after it was trained (``docs/images/canvas.png``). All are taken in a real ComfyUI, found as the tests find
+it, over a demo run that is trained first. Look at them before you commit them.
 """
 
 from __future__ import annotations
@@ -202,10 +203,24 @@ def runs_tab(canvas: Canvas, server: Server) -> None:
     keep(picture, PACK / "docs/images/runs.png", 200_000)
 
 
+def demo_graph(canvas: Canvas, server: Server) -> None:
+    """README's first picture: the demo's graph as it is when all of it has been queued."""
+    canvas.page.set_viewport_size({"width": 1700, "height": 1058})
+    demo(canvas, "demo", 1500)
+    canvas.queue()
+    canvas.page.wait_for_timeout(2000)
+    wait_idle(server, 1800)
+    canvas.fit()
+    canvas.page.wait_for_timeout(3000)
+    picture = Image.open(io.BytesIO(canvas.page.screenshot(scale="css"))).convert("RGB")
+    keep(picture, PACK / "docs/images/canvas.png", 300_000)
+
+
 def open_page(browser: Browser, server: Server) -> Canvas:
     canvas = Canvas(browser, server)
     canvas.page.set_viewport_size({"width": 2600, "height": 1900})
-    server.post("/api/settings", {"Comfy.Minimap.Visible": False})
+    server.post("/api/settings", {"Comfy.Minimap.Visible": False, "Comfy.Graph.CanvasInfo": False,
+                                  "Comfy.NodeBadge.NodeSourceBadgeMode": "None"})
     canvas.reload()
     return canvas
 
@@ -226,10 +241,12 @@ def main(wanted: list[str]) -> None:
                 thumbnails(canvas, server)
             if "runs" in wanted:
                 runs_tab(open_page(browser, server), server)
+            if "demo" in wanted:
+                demo_graph(open_page(browser, server), server)
         finally:
             browser.close()
             server.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["help", "thumbnails", "runs"])
+    main(sys.argv[1:] or ["help", "thumbnails", "runs", "demo"])

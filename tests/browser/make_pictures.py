@@ -206,7 +206,7 @@ def runs_tab(canvas: Canvas, server: Server) -> None:
 def demo_graph(canvas: Canvas, server: Server) -> None:
     """README's first picture: the demo's graph as it is when all of it has been queued."""
     canvas.page.set_viewport_size({"width": 1700, "height": 1058})
-    demo(canvas, "demo", 1500)
+    demo(canvas, "first_run", 1500)
     canvas.queue()
     canvas.page.wait_for_timeout(2000)
     wait_idle(server, 1800)

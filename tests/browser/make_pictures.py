@@ -213,7 +213,7 @@ def demo_graph(canvas: Canvas, server: Server) -> None:
     canvas.fit()
     canvas.page.wait_for_timeout(3000)
     picture = Image.open(io.BytesIO(canvas.page.screenshot(scale="css"))).convert("RGB")
-    keep(picture, PACK / "docs/images/canvas.png", 300_000)
+    picture.save(PACK / "docs/images/canvas.png", optimize=True)  # all colours: a palette spoils the small pictures
 
 
 def open_page(browser: Browser, server: Server) -> Canvas:

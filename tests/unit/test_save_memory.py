@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 300e6
 CODE = """
@@ -59,11 +57,13 @@ def test_a_model_of_a_third_of_a_billion_parameters_is_saved_within_300_mb_more(
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells the peak of a moment")
-def test_the_measure_notices_what_is_held(tmp_path):
-    from benchmarks.save import extra_ram
-
-    assert extra_ram(lambda: bytes(bytearray(b"x" * 80_000_000))) > 70e6
-    assert extra_ram(lambda: None) < 20e6
+def test_the_measure_notices_what_is_held():
+    """In a process of its own, as where it is used: what other tests have left in this one comes and goes."""
+    code = ("from benchmarks.save import extra_ram\n"
+            "print(extra_ram(lambda: bytes(bytearray(b'x' * 80_000_000))), extra_ram(lambda: None))")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    held, nothing = map(int, done.stdout.split())
+    assert held > 70e6 and nothing < 20e6, (held, nothing)
 
 
 def test_the_benchmark_has_its_fields(capsys):

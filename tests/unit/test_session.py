@@ -192,7 +192,7 @@ def test_a_stopped_run_is_exported_from_its_files(tiny, tmp_path, monkeypatch, p
     one = Session(run)
     one.use(one.load())
     by_engine = export(run, tmp_path / "engine.safetensors", ExportOptions(dtype=dtype), trainer=one.trainer)
-    monkeypatch.setattr("trainer.saves.checkpoint.CHUNK", 256)
+    monkeypatch.setattr("trainer.saves.masters.PART", 256)
     monkeypatch.setattr(Trainer, "__init__", lambda *_, **__: pytest.fail("an engine was made"))
     Path(run.config.model.flux).unlink()
     sizes, read = [], TensorFile.read

@@ -36,7 +36,7 @@ from ..weights import (
     size_of,
 )
 from . import weights_only
-from .masters import DTYPES, Saved
+from .masters import DTYPES, PART, Saved
 from .savepoints import Source, verify
 
 HANDS = 4
@@ -82,8 +82,8 @@ def _fill(stages: Sequence[Stage], read: Read) -> None:
     for _, group in _groups(stages):
         for piece in group.pieces:
             numel = piece.parameter.numel()
-            for start in range(0, numel, CHUNK):
-                values = read(piece.name, start, min(start + CHUNK, numel)).float()
+            for start in range(0, numel, PART):
+                values = read(piece.name, start, min(start + PART, numel)).float()
                 place = slice(piece.start + start, piece.start + start + values.numel())
                 load_master_(group.home["weight"][place], _residual(group, place), values)
 
@@ -109,8 +109,8 @@ def export_entries(stages: Sequence[Stage], dtype: str, *, ema: bool = False) ->
 
 def _masters(group: Group, piece: Piece, ema: bool) -> Iterator[Tensor]:
     end = piece.start + piece.parameter.numel()
-    for start in range(piece.start, end, CHUNK):
-        place = slice(start, min(start + CHUNK, end))
+    for start in range(piece.start, end, PART):
+        place = slice(start, min(start + PART, end))
         if not ema:
             yield master(group.current[place].cpu(), _residual(group, place))
             continue

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from .. import files
-from ..memory.arena import CHUNK, aligned
+from ..memory.arena import aligned
 from ..optim.average import AVERAGE
 from ..optim.base import BLOCK, PER_BLOCK, averaged, master
 from ..weights import Entry, TensorFile, dtype_name, read_header
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 """The precisions of an export."""
+PART = 1 << 20
+"""Elements of exact weights that are made at once: it takes several float32 copies of them to make them."""
 
 
 def saved_entries(directory: Path, dtype: str, *, ema: bool = False) -> list[Entry]:
@@ -74,4 +76,4 @@ class Saved:
     def chunks(self, name: str) -> Iterator[Tensor]:
         """All elements of a parameter, in order."""
         numel = math.prod(self.shapes[name])
-        return (self.read(name, start, min(start + CHUNK, numel)) for start in range(0, numel, CHUNK))
+        return (self.read(name, start, min(start + PART, numel)) for start in range(0, numel, PART))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 KEPT = 8
 """How many CLIP and VAE objects that came over links are held at most."""
 _kept: OrderedDict[str, Any] = OrderedDict()
+_to_end = ""
+"""The prompt that ``cancel`` is to end and that has not heard it."""
 
 SUFFIX = ".safetensors"
 LONGEST_NAME = 200
@@ -167,7 +169,32 @@ def throw_if_cancelled() -> None:
     """Raise ComfyUI's interrupt if the user pressed Cancel. On the executor thread only: it takes the Cancel."""
     import comfy.model_management
 
+    if _to_end:
+        from server import PromptServer
+
+        if PromptServer.instance.last_prompt_id == _to_end:
+            comfy.model_management.interrupt_current_processing()
+            take_cancel()
     comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def cancel(prompt_id: str) -> bool:
+    """Have a prompt end as by Cancel; whether it runs. ComfyUI's own is not heard by a prompt that it just begins."""
+    global _to_end
+    import comfy.model_management
+    from server import PromptServer
+
+    running = any(entry[1] == prompt_id for entry in PromptServer.instance.prompt_queue.get_current_queue()[0])
+    if running:
+        _to_end = prompt_id
+        comfy.model_management.interrupt_current_processing()
+    return running
+
+
+def take_cancel() -> None:
+    """What ``cancel`` asked for is being done: nothing is to hear it again."""
+    global _to_end
+    _to_end = ""
 
 
 def end_prompt() -> BaseException:

@@ -23,6 +23,11 @@ def trained_here(run_dir: Path) -> Iterator[threading.Event]:
         del _waiting[run_dir]
 
 
+def is_trained_here(run_dir: Path) -> bool:
+    """Whether a prompt of this ComfyUI trains the run."""
+    return run_dir in _waiting
+
+
 def call_off(run_dir: Path) -> bool:
     """Have the prompt that trains the run here end; whether there is one."""
     off = _waiting.get(run_dir)

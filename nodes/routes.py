@@ -10,9 +10,11 @@
 ``GET runs/NAME/graph``         ``prompt`` and ``workflow`` of the graph that trained it last
 ``GET runs/NAME/log``           ``text``: the end of its worker's log
 ``GET runs/NAME/samples/FILE``  a picture; ``?side=256``: a small one
-``POST runs/NAME/pause|stop``   asks the run's worker; answers once it is paused, or saved and gone
+``POST runs/NAME/pause|stop``   asks the run's worker; answers once it is paused, or saved and gone. Pause with
+                                ``{"elsewhere": true}``: unless a prompt of this ComfyUI trains it
 ``POST runs/NAME/save|lr``      a save point now; ``{"lr": number}`` from the next step
 ``POST runs/NAME/delete``       removes the run, ``{"stop": true}``: its worker is stopped first
+``POST prompts/ID/end``         ends the prompt if it runs, as Cancel does: ``ended`` says whether it ran
 ``POST datasets``               ``{"name"}``: begins an upload, gives ``id``; then ``PUT datasets/ID?path=...`` each
                                 file (a .zip on top is unpacked), ``POST datasets/ID/finish``, or ``DELETE datasets/ID``
 ``flux_fft.event``              the status and ``about``, with ``since``, ``n``, ``losses``, ``reset``, ``places``
@@ -123,6 +125,8 @@ def _ask(name: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
 
     path = _run_dir(name)
     answer, run = {"run": name, "asked": action}, RunDirectory(path)
+    if body.get("elsewhere") is True and called_off.is_trained_here(run.path):
+        return answer
     # A worker in training follows, and Train Steps sees what becomes of it; before that nobody could.
     waits = action in ("pause", "stop") and run.status()["state"] != "training" and called_off.call_off(run.path)
     if not run.locked():
@@ -272,6 +276,7 @@ def register(routes: Any) -> None:
         ask = functools.partial(_ask, action=action)
         routes.post(f"{run}/{action}")(answers(ask, body=True, threads=_patient))
     routes.post(f"{run}/delete")(answers(_delete, body=True, threads=_patient))
+    routes.post(f"{PREFIX}/prompts/{{key}}/end")(answers(lambda key, body: {"ended": bridge.cancel(key)}, body=True))
     routes.post(f"{PREFIX}/datasets")(answers(_begin_upload, body=True))
     routes.put(f"{PREFIX}/datasets/{{key}}")(answers(_receive))
     routes.post(f"{PREFIX}/datasets/{{key}}/finish")(answers(_finish_upload))

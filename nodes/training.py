@@ -270,6 +270,7 @@ def _parked_on_error(client: WorkerClient, bar: bridge.Progress) -> Iterator[Non
     try:
         yield
     except BaseException:
+        bridge.take_cancel()
 
         def look() -> None:
             _show_save(bar, client.run.status())

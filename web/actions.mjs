@@ -12,6 +12,8 @@ import { TEXT } from './strings.mjs'
 const MOVING = ['preparing', 'training']
 /** In the extra data of a prompt that has a run go on: the run. */
 const RESUMES = 'flux_fft_resumes'
+/** In that of one that samples it: the run. */
+const SAMPLES = 'flux_fft_samples'
 
 export function isBusy(name) {
   const run = runs.get(name)
@@ -23,12 +25,15 @@ export function resume(name) {
   return attempt(name, 'resume', TEXT.queued, () => inTurn(() => goOnAfter(name)))
 }
 
-/** Pause or stop it, for good: what waits in the queue to have it go on is taken out. */
+/** Pause or stop it, for good: what would have it go on, or after a stop load it for a picture, is taken out. */
 export async function halt(name, action) {
   runs.wish(name, action)
   await inTurn(async () => {
-    await withdraw(name)
-    if (!MOVING.includes(runs.get(name)?.status?.state)) await endItsPrompt(name) // one that is about to train it
+    await withdraw(name, action === 'stop' ? [RESUMES, SAMPLES] : [RESUMES])
+    const { running } = await queue()
+    const id = trainingOf(name, running) // it may be about to train it, and would not hear a pause
+    const ids = [id, ...(action === 'stop' ? running.filter((one) => isFor(one, SAMPLES, name)).map(idOf) : [])]
+    for (const one of ids.filter(Boolean)) await end(one)
   }).catch(() => {}) // where ComfyUI is away, the next question says so
   return runs.ask(name, action)
 }
@@ -50,10 +55,9 @@ export function setRate(name, rate) {
 /** Have the prompts that wait run first, then go on. */
 export function letThrough(name) {
   return attempt(name, 'through', TEXT.letThroughAsked, () => inTurn(async () => {
-    if (!(await queued('pending')).some((one) => !resumes(one, name))) return TEXT.letThroughNone
+    if ((await queue()).pending.every((one) => isFor(one, RESUMES, name))) return TEXT.letThroughNone
     await withdraw(name) // one that waits to go on stands before them
-    await queueStored(name)
-    await makeWay(name)
+    await makeWay(name, (await queueStored(name)).prompt_id)
     return ''
   }))
 }
@@ -67,7 +71,7 @@ export function sampleNow(name, prompt) {
       previews: { class_type: 'FluxFFTPreviewSettings', inputs: { ...previews, prompts: prompt, every_n_steps: 0 } },
       picture: { class_type: 'FluxFFTPreview', inputs: { run: ['run', 0], previews: ['previews', 0] } },
     }
-  })
+  }, { [SAMPLES]: name })
 }
 
 /** Write a checkpoint: `inputs` of an Export node. */
@@ -82,11 +86,11 @@ export function exportRun(name, inputs) {
  * Do it by the small prompt that `make` gives. That it is queued is told until it has ended. Resolves to {ended}, a
  * promise of whether it came to its end well; null: it was not queued.
  */
-async function attemptAside(name, action, told, make) {
+async function attemptAside(name, action, told, make, extra = {}) {
   let ended = null
   await attempt(name, action, told, async () => {
     const prompt = await make()
-    ended = prompts.ended(await inTurn(() => aside(name, prompt)))
+    ended = prompts.ended(await inTurn(() => aside(name, prompt, extra)))
     runs.tell(name, told, null, ended)
   })
   return ended && { ended: ended.then(() => true, () => false) }
@@ -106,12 +110,12 @@ async function attempt(name, action, meanwhile, work) {
 }
 
 /** Run a small prompt at once: a run in training is queued to go on after it, and pauses. Resolves to its id. */
-async function aside(name, prompt) {
-  const busy = isBusy(name) || (await trainingOf(name)) !== ''
+async function aside(name, prompt, extra) {
+  const busy = isBusy(name) || trainingOf(name, (await queue()).running) !== ''
   // What is queued to the front last runs first.
-  if (busy) await goOnAfter(name, true)
-  const id = await queue(renamed(prompt, 'flux_fft_'), null, true)
-  if (busy) await makeWay(name)
+  if (busy) await goOnAfter(name, { front: true })
+  const { prompt_id: id, number } = await enqueue(renamed(prompt, 'flux_fft_'), null, { front: true }, extra)
+  if (busy) await makeWay(name, '', { number: number + 0.5 })
   return id
 }
 
@@ -125,24 +129,37 @@ function inTurn(work) {
 }
 
 /** Have the run go on after what waits before it: once, however often that is asked. */
-async function goOnAfter(name, front = false) {
-  if (!(await queued('pending')).some((one) => resumes(one, name))) await queueStored(name, front)
+async function goOnAfter(name, place = {}) {
+  if (!(await queue()).pending.some((one) => isFor(one, RESUMES, name))) await queueStored(name, place)
 }
 
-/** The queue's entries that are "pending" or "running": [number, id, prompt, extra data, ...]. */
-async function queued(which) {
+/**
+ * End what trains the run, unless that is the prompt `but`. What was queued to go on may have begun meanwhile, and
+ * be what is ended: then another one is queued at `place`. For that one look tells what runs and what waits.
+ */
+async function makeWay(name, but = '', place = {}) {
+  const { running, pending } = await queue()
+  const id = trainingOf(name, running)
+  if (id && id === but) return
+  if (!pending.some((one) => isFor(one, RESUMES, name))) await queueStored(name, place)
+  if (id) await end(id)
+  else if (isBusy(name)) await runs.post(name, 'pause', { elsewhere: true })
+}
+
+/** The queue's entries, {pending, running}: each [number, id, prompt, extra data, ...]. */
+async function queue() {
   const answer = await api.fetchApi('/queue').catch(() => null)
-  const queue = await answer?.json().catch(() => null)
-  if (!answer?.ok || !queue) throw new Error(TEXT.notReached)
-  return queue[`queue_${which}`] ?? []
+  const said = await answer?.json().catch(() => null)
+  if (!answer?.ok || !said) throw new Error(TEXT.notReached)
+  return { pending: said.queue_pending ?? [], running: said.queue_running ?? [] }
 }
 
-/** The id of the prompt that runs, if it is one that trains the run, or is about to; one at its target does not. */
-async function trainingOf(name) {
+/** The id of the prompt of those `running` that trains the run, or is about to; one at its target does not. */
+function trainingOf(name, running) {
   if (runs.get(name)?.status?.state === 'finished') return ''
   const trains = ([, , prompt]) => Object.values(prompt).some(
     (node) => node.class_type === TRAIN_STEPS && runOf(node, prompt) === name)
-  return (await queued('running')).find((one) => resumes(one, name) || trains(one))?.[1] ?? ''
+  return running.find((one) => isFor(one, RESUMES, name) || trains(one))?.[1] ?? ''
 }
 
 /** The name of a node's run, along the `run` inputs up to the node that names it. Empty if unclear. */
@@ -155,31 +172,32 @@ function runOf(node, prompt) {
   return ''
 }
 
-/** As Cancel does: a run that is about to train does not know of it yet, and would not hear a pause. */
-async function endItsPrompt(name) {
-  const id = await trainingOf(name)
-  if (id) await post('/interrupt', { prompt_id: id })
-  return id !== ''
+/** As Cancel does, but heard by a prompt that has only just begun, too. */
+async function end(id) {
+  await post(`/flux_fft/prompts/${encodeURIComponent(id)}/end`, {})
 }
 
-async function makeWay(name) {
-  if (!(await endItsPrompt(name))) await runs.post(name, 'pause')
+/** Whether an entry of the queue was queued here to do that to the run. */
+function isFor([, , , extra], what, name) {
+  return extra?.[what] === name
 }
 
-function resumes([, , , extra], name) {
-  return extra?.[RESUMES] === name
+function idOf([, id]) {
+  return id
 }
 
-async function withdraw(name) {
-  const ids = (await queued('pending')).filter((one) => resumes(one, name)).map(([, id]) => id)
+async function withdraw(name, what = [RESUMES]) {
+  const ids = (await queue()).pending.filter((one) => what.some((key) => isFor(one, key, name))).map(idOf)
   if (ids.length) await post('/queue', { delete: ids })
+  for (const id of ids) prompts.takenOut(id)
 }
 
-async function queueStored(name, front = false) {
+/** `place`: {front: true} or {number} of where in the queue, which ends with it otherwise. Resolves as `enqueue` does. */
+async function queueStored(name, place = {}) {
   const { prompt, workflow } = await runs.fetch(name, 'graph')
   // Under other ids where another workflow is open: the canvas would show what they say on its nodes of the same ids.
   const open = workflow?.id && workflow.id === openWorkflowId()
-  await queue(open ? prompt : renamed(prompt, 'resumed_'), workflow, front, { [RESUMES]: name })
+  return enqueue(open ? prompt : renamed(prompt, 'resumed_'), workflow, place, { [RESUMES]: name })
 }
 
 function renamed(prompt, prefix) {
@@ -192,14 +210,14 @@ function renamed(prompt, prefix) {
   }]))
 }
 
-/** Resolves to the prompt's id. */
-async function queue(prompt, workflow, front = false, extra = {}) {
+/** Resolves to {prompt_id, number}. */
+async function enqueue(prompt, workflow, place = {}, extra = {}) {
   const answer = await post('/prompt', {
-    client_id: api.clientId ?? api.initialClientId, prompt, ...(front ? { front: true } : {}),
+    client_id: api.clientId ?? api.initialClientId, prompt, ...place,
     extra_data: { extra_pnginfo: workflow ? { workflow } : {}, ...extra },
   })
   const said = await answer?.json().catch(() => null)
-  if (answer?.ok && said) return said.prompt_id
+  if (answer?.ok && said) return said
   throw new Error(said ? reason(said) : TEXT.notReached)
 }
 

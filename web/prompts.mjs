@@ -42,6 +42,11 @@ class Prompts extends EventTarget {
     return new Promise((resolve, reject) => this.awaited.set(id, { resolve, reject }))
   }
 
+  /** A prompt that waited is in the queue no more: of that ComfyUI says nothing. */
+  takenOut(id) {
+    this._end(id)
+  }
+
   /**
    * What `node` has to do with the failure: null, or {own, at, why}. `own`: it is the node that failed; else the prompt
    * ended before it came to run, at the node with the title `at`. `why`: a line, or several.

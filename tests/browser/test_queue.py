@@ -25,7 +25,7 @@ def training(entries: list[list[Any]]) -> list[str]:
     return [e[1] for e in entries if any(node["class_type"] == "FluxFFTTrainSteps" for node in e[2].values())]
 
 
-@pytest.mark.parametrize("previews", [0])  # 4 passes alone, and failed beside two other tiers: not understood yet
+@pytest.mark.parametrize("previews", [0, 4])
 def test_pressed_together_the_graph_waits_once_and_pause_holds(
         canvas: Callable[..., Canvas], server: Server, previews: int) -> None:
     page = canvas()

@@ -25,6 +25,7 @@ def main() -> None:
 
     comfy.options.enable_args_parsing()
     import torch
+    import utils.extra_config  # noqa: F401  (first, as main.py does: others bring a module of that name)
 
     import nodes  # noqa: F401
 

@@ -28,6 +28,43 @@ def _raise() -> None:
     raise ValueError("three")
 
 
+def check_a_cancel_is_heard_by_a_prompt_that_has_only_just_begun() -> None:
+    """ComfyUI forgets what came between its taking a prompt out of the queue and that prompt's first node."""
+    import types
+
+    import comfy.model_management
+    import execution
+    from pack.nodes import bridge
+    from server import PromptServer
+
+    import nodes
+
+    before = getattr(PromptServer, "instance", None)
+    server = PromptServer.instance = types.SimpleNamespace(queue_updated=lambda: None, last_prompt_id=None)
+    server.prompt_queue = queue = execution.PromptQueue(server)
+    try:
+        queue.put((0, "first", {}, {}, []))
+        queue.put((1, "second", {}, {}, []))
+        assert not bridge.cancel("first"), "it only waits"
+        (_, server.last_prompt_id, *_), key = queue.get()
+        assert bridge.cancel("first") and not bridge.cancel("second")
+        nodes.interrupt_processing(False)  # as its execution begins
+        try:
+            bridge.throw_if_cancelled()
+            raise AssertionError("it went on")
+        except comfy.model_management.InterruptProcessingException:
+            pass
+        bridge.throw_if_cancelled()  # once
+        assert bridge.cancel("first")
+        nodes.interrupt_processing(False)
+        queue.task_done(key, {}, status=None)
+        (_, server.last_prompt_id, *_), key = queue.get()
+        bridge.throw_if_cancelled()  # not the next one
+    finally:
+        PromptServer.instance = before
+        bridge.take_cancel()
+
+
 def check_a_wait_that_was_cancelled_starts_nothing() -> None:
     import threading
     import time

@@ -169,12 +169,9 @@ def throw_if_cancelled() -> None:
     """Raise ComfyUI's interrupt if the user pressed Cancel. On the executor thread only: it takes the Cancel."""
     import comfy.model_management
 
-    if _to_end:
-        from server import PromptServer
-
-        if PromptServer.instance.last_prompt_id == _to_end:
-            comfy.model_management.interrupt_current_processing()
-            take_cancel()
+    if _to_end and prompt_id() == _to_end:
+        comfy.model_management.interrupt_current_processing()
+        take_cancel()
     comfy.model_management.throw_exception_if_processing_interrupted()
 
 
@@ -184,11 +181,20 @@ def cancel(prompt_id: str) -> bool:
     import comfy.model_management
     from server import PromptServer
 
-    running = any(entry[1] == prompt_id for entry in PromptServer.instance.prompt_queue.get_current_queue()[0])
-    if running:
-        _to_end = prompt_id
-        comfy.model_management.interrupt_current_processing()
+    queue = PromptServer.instance.prompt_queue
+    with queue.mutex:  # it cannot end meanwhile, and leave the Cancel to the next one
+        running = any(entry[1] == prompt_id for entry in queue.currently_running.values())
+        if running:
+            _to_end = prompt_id
+            comfy.model_management.interrupt_current_processing()
     return running
+
+
+def prompt_id() -> str:
+    """Of the prompt that runs. Empty where no server does."""
+    from server import PromptServer
+
+    return getattr(getattr(PromptServer, "instance", None), "last_prompt_id", None) or ""
 
 
 def take_cancel() -> None:

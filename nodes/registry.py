@@ -262,6 +262,17 @@ def ended_by(check: Callable[[], None]) -> Iterator[None]:
         _wait.check = before
 
 
+@contextlib.contextmanager
+def ended_by_cancel_alone() -> Iterator[None]:
+    """Inside the block what ``ended_by`` has this thread ask is not asked: it has been heard."""
+    before = getattr(_wait, "check", None)
+    _wait.check = None
+    try:
+        yield
+    finally:
+        _wait.check = before
+
+
 def check_wanted() -> None:
     """Raise ``Abandoned`` in a thread of ``cancellable`` whose caller has given up: it must start nothing any more."""
     given_up, check = getattr(_wait, "given_up", None), getattr(_wait, "check", None)

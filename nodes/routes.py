@@ -14,6 +14,7 @@
                                 ``{"elsewhere": true}``: unless a prompt of this ComfyUI trains it
 ``POST runs/NAME/save|lr``      a save point now; ``{"lr": number}`` from the next step
 ``POST runs/NAME/delete``       removes the run, ``{"stop": true}``: its worker is stopped first
+``GET trained``                 ``prompts``: by the run's name, the id of the prompt of this ComfyUI that trains it
 ``POST prompts/ID/end``         ends the prompt if it runs, as Cancel does: ``ended`` says whether it ran
 ``POST datasets``               ``{"name"}``: begins an upload, gives ``id``; then ``PUT datasets/ID?path=...`` each
                                 file (a .zip on top is unpacked), ``POST datasets/ID/finish``, or ``DELETE datasets/ID``
@@ -125,7 +126,7 @@ def _ask(name: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
 
     path = _run_dir(name)
     answer, run = {"run": name, "asked": action}, RunDirectory(path)
-    if body.get("elsewhere") is True and called_off.is_trained_here(run.path):
+    if body.get("elsewhere") is True and name in called_off.prompts():
         return answer
     # A worker in training follows, and Train Steps sees what becomes of it; before that nobody could.
     waits = action in ("pause", "stop") and run.status()["state"] != "training" and called_off.call_off(run.path)
@@ -276,6 +277,7 @@ def register(routes: Any) -> None:
         ask = functools.partial(_ask, action=action)
         routes.post(f"{run}/{action}")(answers(ask, body=True, threads=_patient))
     routes.post(f"{run}/delete")(answers(_delete, body=True, threads=_patient))
+    routes.get(f"{PREFIX}/trained")(answers(lambda: {"prompts": called_off.prompts()}))
     routes.post(f"{PREFIX}/prompts/{{key}}/end")(answers(lambda key, body: {"ended": bridge.cancel(key)}, body=True))
     routes.post(f"{PREFIX}/datasets")(answers(_begin_upload, body=True))
     routes.put(f"{PREFIX}/datasets/{{key}}")(answers(_receive))

@@ -169,7 +169,7 @@ def _train(client: WorkerClient, start: int, target: int, stops: list[int], samp
 @contextlib.contextmanager
 def _ended_by_the_panel(run: RunDirectory) -> Iterator[None]:
     """Pause and Stop on the panel end the prompt, whatever it waits for."""
-    with called_off.trained_here(run.path) as off:
+    with called_off.trained_here(run.path, bridge.prompt_id()) as off:
 
         def check() -> None:
             if off.is_set():
@@ -284,7 +284,9 @@ def _parked_on_error(client: WorkerClient, bar: bridge.Progress) -> Iterator[Non
         pausing = threading.Thread(target=pause, name="flux-fft-pause", daemon=True)
         pausing.start()
         with contextlib.suppress(Exception):
-            registry.cancellable(pausing.join, seconds=PARKING, meanwhile=look)
+            loads = client.run.status()["state"] == "preparing"  # minutes; Pause is not kept waiting for that
+            with contextlib.nullcontext() if loads else registry.ended_by_cancel_alone():
+                registry.cancellable(pausing.join, seconds=PARKING, meanwhile=look)
         raise
 
 

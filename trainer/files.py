@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from .progress import size
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -90,7 +92,7 @@ def no_room(error: OSError) -> bool:
 def disk_full(path: str | os.PathLike[str], needed: int) -> DiskFull:
     """The error for ``needed`` bytes that do not fit on the disk of ``path``, a folder or a file to be."""
     return DiskFull(
-        f"no room for {path}: {needed / 1e9:.2f} GB are needed and {_free(path) / 1e9:.2f} GB are free;"
+        f"no room for {path}: {size(needed)} are needed and {size(_free(path))} are free;"
         " free some space or choose another disk"
     )
 

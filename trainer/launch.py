@@ -51,6 +51,10 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
+    def end(self) -> None:
+        """End it at once: for one that has not opened its run."""
+        self._process.terminate()
+
 
 def idle_seconds() -> float:
     """Seconds without work after which a worker saves and exits, by the environment."""

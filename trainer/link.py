@@ -172,19 +172,24 @@ class WorkerLink:
         with self._opening:
             self._forget_the_dead()
             said, child, patience = "", None, time.monotonic() + START_SECONDS
-            while self._address is None:
-                waited_for = self._try_to_meet(child is not None)
-                if waited_for is None:
-                    return
-                if not self.run.locked():
+            try:
+                while self._address is None:
+                    waited_for = self._try_to_meet(child is not None)
+                    if waited_for is None:
+                        return
+                    if not self.run.locked():
+                        self._check()
+                        child = self._start(child)
+                    elif not waited_for and time.monotonic() > patience:
+                        waited_for = f"another process has run {self.run.name!r} open: waiting for it to end"
+                    if waited_for and waited_for != said:
+                        self._say(said := waited_for)
                     self._check()
-                    child = self._start(child)
-                elif not waited_for and time.monotonic() > patience:
-                    waited_for = f"another process has run {self.run.name!r} open: waiting for it to end"
-                if waited_for and waited_for != said:
-                    self._say(said := waited_for)
-                self._check()
-                time.sleep(0.05)
+                    time.sleep(0.05)
+            except BaseException:
+                if child is not None and not self.run.locked():  # given up before it has loaded anything
+                    child.end()
+                raise
 
     def _forget_the_dead(self) -> None:
         if self._address is not None and self._read_address() != self._address:

@@ -56,6 +56,11 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def size(count: int) -> str:
+    """``1.20 GB``, ``34.5 MB``, of bytes."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
 def duration(seconds: float | None) -> str:
     """``0:05:10``; ``-`` for None."""
     if seconds is None:

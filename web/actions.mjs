@@ -10,6 +10,9 @@ import { runs } from './store.mjs'
 import { TEXT } from './strings.mjs'
 
 const MOVING = ['preparing', 'training']
+const OPEN_RUN = 'FluxFFTOpenRun'
+/** Of Start: which run it will be is not known before it runs. */
+const NEXT_NAME = 'use the next free name'
 /** In the extra data of a prompt that has a run go on: the run. */
 const RESUMES = 'flux_fft_resumes'
 /** In that of one that samples it: the run. */
@@ -28,12 +31,12 @@ export function resume(name) {
 /** Pause or stop it, for good: what would have it go on, or after a stop load it for a picture, is taken out. */
 export async function halt(name, action) {
   runs.wish(name, action)
+  const kinds = action === 'stop' ? [RESUMES, SAMPLES] : [RESUMES]
   await inTurn(async () => {
-    await withdraw(name, action === 'stop' ? [RESUMES, SAMPLES] : [RESUMES])
-    const { running } = await queue()
-    const id = trainingOf(name, running) // it may be about to train it, and would not hear a pause
-    const ids = [id, ...(action === 'stop' ? running.filter((one) => isFor(one, SAMPLES, name)).map(idOf) : [])]
-    for (const one of ids.filter(Boolean)) await end(one)
+    await withdraw(name, kinds)
+    const { trains, running } = await look(name) // it may be about to train it, and would not hear a pause
+    const ending = running.filter((one) => one === trains || kinds.some((kind) => isFor(one, kind, name)))
+    for (const one of ending) await end(one)
   }).catch(() => {}) // where ComfyUI is away, the next question says so
   return runs.ask(name, action)
 }
@@ -55,9 +58,11 @@ export function setRate(name, rate) {
 /** Have the prompts that wait run first, then go on. */
 export function letThrough(name) {
   return attempt(name, 'through', TEXT.letThroughAsked, () => inTurn(async () => {
-    if ((await queue()).pending.every((one) => isFor(one, RESUMES, name))) return TEXT.letThroughNone
-    await withdraw(name) // one that waits to go on stands before them
-    await makeWay(name, (await queueStored(name)).prompt_id)
+    const { trains, pending } = await look(name)
+    if (pending.every((one) => isFor(one, RESUMES, name))) return TEXT.letThroughNone
+    const id = idOf(await queueAgain(name, trains))
+    await withdraw(name, [RESUMES], id) // one that waits to go on stands before them
+    await makeWay(name, id)
     return ''
   }))
 }
@@ -67,7 +72,7 @@ export function sampleNow(name, prompt) {
   return attemptAside(name, 'sample', TEXT.sampleAsked, async () => {
     const { previews } = await runs.fetch(name, 'details')
     return {
-      run: { class_type: 'FluxFFTOpenRun', inputs: { run_name: name } },
+      run: { class_type: OPEN_RUN, inputs: { run_name: name } },
       previews: { class_type: 'FluxFFTPreviewSettings', inputs: { ...previews, prompts: prompt, every_n_steps: 0 } },
       picture: { class_type: 'FluxFFTPreview', inputs: { run: ['run', 0], previews: ['previews', 0] } },
     }
@@ -77,7 +82,7 @@ export function sampleNow(name, prompt) {
 /** Write a checkpoint: `inputs` of an Export node. */
 export function exportRun(name, inputs) {
   return attemptAside(name, 'export', TEXT.tab.exportAsked, () => ({
-    run: { class_type: 'FluxFFTOpenRun', inputs: { run_name: name } },
+    run: { class_type: OPEN_RUN, inputs: { run_name: name } },
     file: { class_type: 'FluxFFTExport', inputs: { ...inputs, run: ['run', 0] } },
   }))
 }
@@ -89,11 +94,10 @@ export function exportRun(name, inputs) {
 async function attemptAside(name, action, told, make, extra = {}) {
   let ended = null
   await attempt(name, action, told, async () => {
-    const prompt = await make()
-    ended = prompts.ended(await inTurn(() => aside(name, prompt, extra)))
+    ended = prompts.ended(await inTurn(async () => aside(name, await make(), extra)))
     runs.tell(name, told, null, ended)
   })
-  return ended && { ended: ended.then(() => true, () => false) }
+  return ended && { ended: ended.catch(() => false) }
 }
 
 /** Do it, and say on the run what it is, and what came of it. Resolves to whether it was done. */
@@ -111,12 +115,13 @@ async function attempt(name, action, meanwhile, work) {
 
 /** Run a small prompt at once: a run in training is queued to go on after it, and pauses. Resolves to its id. */
 async function aside(name, prompt, extra) {
-  const busy = isBusy(name) || trainingOf(name, (await queue()).running) !== ''
+  const { trains } = await look(name)
+  const busy = isBusy(name) || trains
   // What is queued to the front last runs first.
   if (busy) await goOnAfter(name, { front: true })
-  const { prompt_id: id, number } = await enqueue(renamed(prompt, 'flux_fft_'), null, { front: true }, extra)
-  if (busy) await makeWay(name, '', { number: number + 0.5 })
-  return id
+  const one = await enqueue(renamed(prompt, 'flux_fft_'), null, { front: true }, extra)
+  if (busy) await makeWay(name, '', { number: one[0] + 0.5 })
+  return idOf(one)
 }
 
 let last = Promise.resolve()
@@ -130,7 +135,8 @@ function inTurn(work) {
 
 /** Have the run go on after what waits before it: once, however often that is asked. */
 async function goOnAfter(name, place = {}) {
-  if (!(await queue()).pending.some((one) => isFor(one, RESUMES, name))) await queueStored(name, place)
+  const { trains, pending } = await look(name)
+  if (!pending.some((one) => isFor(one, RESUMES, name))) await queueAgain(name, trains, place)
 }
 
 /**
@@ -138,43 +144,57 @@ async function goOnAfter(name, place = {}) {
  * be what is ended: then another one is queued at `place`. For that one look tells what runs and what waits.
  */
 async function makeWay(name, but = '', place = {}) {
-  const { running, pending } = await queue()
-  const id = trainingOf(name, running)
-  if (id && id === but) return
-  if (!pending.some((one) => isFor(one, RESUMES, name))) await queueStored(name, place)
-  if (id) await end(id)
+  const { trains, pending } = await look(name)
+  if (trains && idOf(trains) === but) return
+  if (!pending.some((one) => isFor(one, RESUMES, name))) await queueAgain(name, trains, place)
+  if (trains) await end(trains)
   else if (isBusy(name)) await runs.post(name, 'pause', { elsewhere: true })
 }
 
-/** The queue's entries, {pending, running}: each [number, id, prompt, extra data, ...]. */
-async function queue() {
-  const answer = await api.fetchApi('/queue').catch(() => null)
-  const said = await answer?.json().catch(() => null)
-  if (!answer?.ok || !said) throw new Error(TEXT.notReached)
-  return { pending: said.queue_pending ?? [], running: said.queue_running ?? [] }
+/**
+ * ComfyUI's queue, {pending, running}, in entries of [number, id, prompt, extra data, outputs, ...]; and which of those
+ * that run `trains` the run, or is about to; null: none.
+ */
+async function look(name) {
+  const [queue, { prompts: trained }] = await Promise.all([get('/queue'), get('/flux_fft/trained')])
+  const [running, pending] = [queue.queue_running ?? [], queue.queue_pending ?? []]
+  const status = runs.get(name)?.status
+  const trains = running.find((one) => idOf(one) === trained[name]) ?? running.find((one) =>
+    !Object.values(trained).includes(idOf(one)) && (willTrain(one, name, status)
+      || (isFor(one, RESUMES, name) && status?.state !== 'finished')))
+  return { pending, running, trains: trains ?? null }
 }
 
-/** The id of the prompt of those `running` that trains the run, or is about to; one at its target does not. */
-function trainingOf(name, running) {
-  if (runs.get(name)?.status?.state === 'finished') return ''
-  const trains = ([, , prompt]) => Object.values(prompt).some(
-    (node) => node.class_type === TRAIN_STEPS && runOf(node, prompt) === name)
-  return running.find((one) => isFor(one, RESUMES, name) || trains(one))?.[1] ?? ''
+/** Whether a Train Steps node of a prompt is going to train the run: it is to be run, and its target lies ahead. */
+function willTrain([, , prompt, , outputs], name, status) {
+  return Object.entries(prompt).some(([id, node]) => {
+    if (node.class_type !== TRAIN_STEPS || (outputs && !outputs.includes(id))) return false
+    const aim = aimOf(node, prompt)
+    return aim.run === name && (aim.target === null ? status?.state !== 'finished' : aim.target > (status?.step ?? 0))
+  })
 }
 
-/** The name of a node's run, along the `run` inputs up to the node that names it. Empty if unclear. */
-function runOf(node, prompt) {
+/**
+ * What a Train Steps node trains: {run, target}, along the `run` inputs up to the node that names the run (empty: that
+ * is unclear) and sets out from step 0 (null: from another).
+ */
+function aimOf(node, prompt) {
+  let target = 0
   for (let hops = 0; node && hops < 50; hops++) {
-    const { run_name: named, run } = node.inputs
-    if (typeof named === 'string') return named
+    const { run_name: named, run, steps, if_different: choice } = node.inputs
+    if (typeof named === 'string') {
+      return { run: choice === NEXT_NAME ? '' : named, target: node.class_type === OPEN_RUN ? null : target }
+    }
+    if (node.class_type === TRAIN_STEPS) target += typeof steps === 'number' ? steps : Infinity
     node = Array.isArray(run) ? prompt[run[0]] : null
   }
-  return ''
+  return { run: '', target: null }
 }
 
-/** As Cancel does, but heard by a prompt that has only just begun, too. */
-async function end(id) {
-  await post(`/flux_fft/prompts/${encodeURIComponent(id)}/end`, {})
+/** End a prompt as Cancel does, but heard by one that has only just begun, too. */
+async function end(one) {
+  const answer = await post(`/flux_fft/prompts/${encodeURIComponent(idOf(one))}/end`, {})
+  if (!answer?.ok) throw new Error(TEXT.notReached)
 }
 
 /** Whether an entry of the queue was queued here to do that to the run. */
@@ -186,39 +206,53 @@ function idOf([, id]) {
   return id
 }
 
-async function withdraw(name, what = [RESUMES]) {
-  const ids = (await queue()).pending.filter((one) => what.some((key) => isFor(one, key, name))).map(idOf)
+/** Take what was queued here for the run out of the queue, of these kinds and but for one. */
+async function withdraw(name, kinds, but = '') {
+  const { queue_pending: pending } = await get('/queue')
+  const ids = pending.filter((one) => kinds.some((kind) => isFor(one, kind, name))).map(idOf).filter((id) => id !== but)
   if (ids.length) await post('/queue', { delete: ids })
   for (const id of ids) prompts.takenOut(id)
 }
 
-/** `place`: {front: true} or {number} of where in the queue, which ends with it otherwise. Resolves as `enqueue` does. */
-async function queueStored(name, place = {}) {
-  const { prompt, workflow } = await runs.fetch(name, 'graph')
+/**
+ * Queue what trains the run now, or where nothing does, what trained it last. `place`: {front: true} or {number} of
+ * where in the queue, which ends with it otherwise. Resolves as `enqueue` does.
+ */
+async function queueAgain(name, trains, place = {}) {
+  const { prompt, workflow } = trains
+    ? { prompt: trains[2], workflow: trains[3]?.extra_pnginfo?.workflow } : await runs.fetch(name, 'graph')
   // Under other ids where another workflow is open: the canvas would show what they say on its nodes of the same ids.
   const open = workflow?.id && workflow.id === openWorkflowId()
-  return enqueue(open ? prompt : renamed(prompt, 'resumed_'), workflow, place, { [RESUMES]: name })
+  return enqueue(renamed(prompt, open ? '' : 'resumed_'), workflow, place, { [RESUMES]: name })
 }
 
+/** A prompt whose ids begin so, as one that was never queued: fingerprints noted in it would pass for new ones. */
 function renamed(prompt, prefix) {
-  const id = (key) => `${prefix}${String(key).replaceAll(':', '_')}`
+  const id = (key) => (key.startsWith(prefix) ? key : `${prefix}${key.replaceAll(':', '_')}`)
   const isLink = (value) => Array.isArray(value) && value.length === 2 && String(value[0]) in prompt
-  return Object.fromEntries(Object.entries(prompt).map(([key, node]) => [id(key), {
+  return Object.fromEntries(Object.entries(prompt).map(([key, { is_changed: _, ...node }]) => [id(key), {
     ...node,
     inputs: Object.fromEntries(Object.entries(node.inputs).map(([input, value]) =>
-      [input, isLink(value) ? [id(value[0]), value[1]] : value])),
+      [input, isLink(value) ? [id(String(value[0])), value[1]] : value])),
   }]))
 }
 
-/** Resolves to {prompt_id, number}. */
+/** Resolves to what is known of its entry in the queue: [number, id]. */
 async function enqueue(prompt, workflow, place = {}, extra = {}) {
   const answer = await post('/prompt', {
     client_id: api.clientId ?? api.initialClientId, prompt, ...place,
     extra_data: { extra_pnginfo: workflow ? { workflow } : {}, ...extra },
   })
   const said = await answer?.json().catch(() => null)
-  if (answer?.ok && said) return said
+  if (answer?.ok && said) return [said.number, said.prompt_id]
   throw new Error(said ? reason(said) : TEXT.notReached)
+}
+
+async function get(path) {
+  const answer = await api.fetchApi(path).catch(() => null)
+  const said = await answer?.json().catch(() => null)
+  if (!answer?.ok || !said) throw new Error(TEXT.notReached)
+  return said
 }
 
 /** Resolves to null where ComfyUI is away. */

@@ -21,30 +21,30 @@ class Prompts extends EventTarget {
      */
     this.failure = null
     this.awaited = new Map()
-    /** How the last few prompts ended, [id, error]: one may be over before it is asked about. */
+    /** How the last few prompts ended, [id, error, well]: one may be over before it is asked about. */
     this.over = []
     const on = (type, take) => api.addEventListener(type, ({ detail }) => take(detail ?? {}))
     this._watchQueueing()
     on('execution_start', ({ prompt_id: id }) => this._start(id))
     on('execution_cached', ({ nodes }) => { this.cached = (nodes ?? []).map(String) })
     on('execution_success', ({ prompt_id: id }) => this._end(id))
-    on('execution_interrupted', ({ prompt_id: id }) => this._end(id))
+    on('execution_interrupted', ({ prompt_id: id }) => this._end(id, null, false))
     on('execution_error', (error) => this._fail(error))
     // What was taken out of the queue, or ended while there was no connection, ends without a word.
     on('status', (status) => status.exec_info?.queue_remaining === 0 && this._endAll())
     on('reconnected', () => this._endAll())
   }
 
-  /** Until the prompt has ended. Rejects with why its node failed. */
+  /** Until the prompt has ended: to whether it came to its end. Rejects with why its node failed. */
   ended(id) {
     const known = this.over.find(([one]) => one === id)
-    if (known) return known[1] ? Promise.reject(known[1]) : Promise.resolve()
+    if (known) return known[1] ? Promise.reject(known[1]) : Promise.resolve(known[2])
     return new Promise((resolve, reject) => this.awaited.set(id, { resolve, reject }))
   }
 
   /** A prompt that waited is in the queue no more: of that ComfyUI says nothing. */
   takenOut(id) {
-    this._end(id)
+    this._end(id, null, false)
   }
 
   /**
@@ -118,11 +118,11 @@ class Prompts extends EventTarget {
     }
   }
 
-  _end(id, error = null) {
-    this.over = [...this.over.slice(-20), [id, error]]
+  _end(id, error = null, well = !error) {
+    this.over = [...this.over.slice(-20), [id, error, well]]
     const one = this.awaited.get(id)
     this.awaited.delete(id)
-    error ? one?.reject(error) : one?.resolve()
+    error ? one?.reject(error) : one?.resolve(well)
   }
 
   _endAll() {

@@ -237,6 +237,11 @@ def test_a_new_run_from_a_settings_file(tiny, tmp_path):
     del settings["dataset_manifest"]
     file.write_text(json.dumps({**settings, "run_dir": "fourth"}))
     assert "dataset.json does not exist: give dataset_manifest" in refused("train", "--config", file, "--until", 5)
+    gone = {**settings["model"], "flux": "../old/fluks.safetensors"}
+    file.write_text(json.dumps({**settings, "run_dir": "fourth", "dataset_manifest": "../old/dataset.json",
+                                "model": gone}))
+    assert "fluks.safetensors does not exist: correct its path under model in run.json" in refused(
+        "train", "--config", file, "--until", 5)
     file.write_text(json.dumps({**settings, "batch": 5}))
     assert "unknown settings batch" in refused("train", "--config", file, "--until", 5)
     file.write_text("{")

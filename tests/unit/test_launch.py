@@ -9,6 +9,7 @@ from runs import PACK
 from workers import make
 
 from trainer import launch
+from trainer.client import open_run
 
 
 @pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
@@ -27,6 +28,21 @@ def test_the_environment_of_a_worker(tiny, tmp_path, given, policy, flags):
     done = subprocess.run([sys.executable, *flags, "-c", code, run.path], cwd=PACK, env=environment,
                           capture_output=True, text=True)
     assert done.stdout == f"{policy} {'1' if flags else None}\n", done.stderr
+
+
+def test_a_worker_that_nobody_waits_for_any_more_is_ended_before_it_has_loaded_anything(tiny, monkeypatch):
+    child = launch.Child(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+    asked = []
+
+    def give_up_later():
+        asked.append(1)
+        if len(asked) > 3:
+            raise TimeoutError
+
+    monkeypatch.setattr("trainer.launch.start", lambda *_: child)
+    with pytest.raises(TimeoutError):
+        open_run(make(tiny).path, check=give_up_later)
+    assert child.wait(20) is not None
 
 
 @pytest.mark.parametrize(("lines", "words"), [

@@ -215,6 +215,6 @@ def test_a_save_point_that_does_not_fit_is_refused_before_anything_is_written(ti
     needed = sum(t.numel() * t.element_size() for t in contents(one.trainer).values())  # each of its files would fit
     usage = shutil.disk_usage(one.run.path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=needed - 1))
-    with pytest.raises(DiskFull, match=r"no room for .*state: .* GB are needed and .* GB are free"):
+    with pytest.raises(DiskFull, match=r"no room for .*state: .* MB are needed and .* MB are free"):
         one.save()
     assert written == [] and list((one.run.path / "state").iterdir()) == []

@@ -160,7 +160,7 @@ def test_a_full_disk_is_met_before_anything_is_written(tmp_path: Path, monkeypat
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 10**12 - 1000, 1000))
     never = Entry("w", "F32", (10**9,), lambda: pytest.fail("asked for data"))
-    with pytest.raises(DiskFull, match=r"no room for .*a\.safetensors: 4\.00 GB are needed and 0\.00 GB are free"):
+    with pytest.raises(DiskFull, match=r"no room for .*a\.safetensors: 4\.00 GB are needed and 0\.0 MB are free"):
         write_safetensors(tmp_path / "a.safetensors", [never])
     assert left(tmp_path) == []
 
@@ -188,7 +188,7 @@ except DiskFull as error:
 """
     done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith(f"no room for {path}: 0.00 GB are needed")
+    assert done.stderr.startswith(f"no room for {path}: 4.0 MB are needed")
     assert path.read_bytes() == before
     assert left(tmp_path) == ["a.safetensors"]
 

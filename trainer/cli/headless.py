@@ -172,6 +172,9 @@ def from_config_file(path: Path, run_dir: str | None, *, fresh: bool = False) ->
     manifest["cache"] = cache_path_for(cache_root(manifest, manifest_path.parent), root)
 
     if not (root / "config.json").exists():
+        missing = [p for p in (config.model.flux, *(one.path for one in config.model.loras)) if not os.path.exists(p)]
+        if missing:  # before the run has its name
+            raise ValueError(f"{missing[0]} does not exist: correct its path under model in {path.name}")
         return RunDirectory.create(root, config, manifest)
     run = RunDirectory(root)
     found = run.differences(config)

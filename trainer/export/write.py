@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..header import put_hash
+from ..progress import size
 from ..settings import one_of, require, whole
 from .describe import TEXTS, describe, parent_of
 from .model_note import fingerprint_of, noted_fingerprint
@@ -113,13 +114,9 @@ def export(run: RunDirectory, path: str | os.PathLike[str], options: ExportOptio
     else:
         _write(target, _model(weights, options), about | options.metadata, options, report)
     kind = f"LoRA of rank {options.lora_rank}, " if options.lora_rank else "all in one, " if options.all_in_one else ""
-    size = target.stat().st_size
-    text = f"{kind}{options.dtype}, {'average at ' if options.ema else ''}step {weights.step}, {_size(size)}{told}"
-    return {"path": str(target), "bytes": size, "step": weights.step, "dtype": options.dtype, "text": text}
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+    written = target.stat().st_size
+    text = f"{kind}{options.dtype}, {'average at ' if options.ema else ''}step {weights.step}, {size(written)}{told}"
+    return {"path": str(target), "bytes": written, "step": weights.step, "dtype": options.dtype, "text": text}
 
 
 # -- from where ----------------------------------------------------------------------------------------------------

@@ -65,6 +65,20 @@ def check_a_cancel_is_heard_by_a_prompt_that_has_only_just_begun() -> None:
         bridge.take_cancel()
 
 
+def check_what_a_wait_ended_by_is_not_asked_while_the_run_parks() -> None:
+    """Pause presses ask twice: the prompt's end, and the worker. The second must not cut short the wait for VRAM."""
+    from pack.nodes import registry
+
+    def off() -> None:
+        raise ValueError("called off")
+
+    with registry.ended_by(off):
+        assert "called off" in refused(lambda: registry.cancellable(lambda: 7))
+        with registry.ended_by_cancel_alone():
+            assert registry.cancellable(lambda: 7) == 7
+        assert "called off" in refused(lambda: registry.cancellable(lambda: 7))
+
+
 def check_a_wait_that_was_cancelled_starts_nothing() -> None:
     import threading
     import time
@@ -110,7 +124,7 @@ def check_a_second_cancel_keeps_no_run_from_being_paused() -> None:
             paused.set()
             release.wait(30)
 
-        client = SimpleNamespace(pause=pause, run=SimpleNamespace(status=lambda: {"saving": None}))
+        client = SimpleNamespace(pause=pause, run=SimpleNamespace(status=lambda: {"saving": None, "state": "paused"}))
         again = comfy.model_management.interrupt_current_processing
         threading.Timer(0.5, again).start() if not at_once else None
         try:

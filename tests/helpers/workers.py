@@ -17,7 +17,7 @@ def make(tiny, **settings) -> RunDirectory:
     return RunDirectory.create(folder, config, manifest)
 
 
-def wait_for(condition, seconds=30.0, what="it"):
+def wait_for(condition, seconds=120.0, what="it"):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen"
@@ -25,7 +25,7 @@ def wait_for(condition, seconds=30.0, what="it"):
     return found
 
 
-def wait_for_state(client, *states, seconds=60.0):
+def wait_for_state(client, *states, seconds=240.0):
     def reached():
         status = client.status(wait=0)
         assert status["state"] != "failed" or "failed" in states, status["error"]

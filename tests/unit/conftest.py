@@ -84,4 +84,4 @@ def launched():
         client.close()
         if client._child is not None and client._child.poll() is None:
             client._child._process.kill()
-            client._child.wait(10)
+            client._child.wait(120)

@@ -50,7 +50,7 @@ def refused(*args: object, **options) -> str:
     return done.stderr.strip()
 
 
-def wait_for(condition, seconds=60.0):
+def wait_for(condition, seconds=300.0):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -139,9 +139,9 @@ def test_ctrl_c_saves_and_meanwhile_other_commands_are_answered(tiny, tmp_path):
         following = begin("train", run.path, "--until", at + 10_000)  # in the process that has it open
         wait_for(lambda: run.status()["step"] >= at + 2)
         following.send_signal(signal.SIGINT)
-        _, said = following.communicate(timeout=60)
+        _, said = following.communicate(timeout=300)
         assert following.returncode == 130 and "open in a worker already" in said and "Traceback" not in said
-        training.communicate(timeout=60)
+        training.communicate(timeout=300)
         assert training.returncode == 1
         status = run.status()
         assert status["state"] == "stopped" and status["save_point_step"] == status["step"]
@@ -149,7 +149,7 @@ def test_ctrl_c_saves_and_meanwhile_other_commands_are_answered(tiny, tmp_path):
         training = begin("train", run.path, "--until", 10_000)
         wait_for(lambda: run.status()["step"] >= status["step"] + 2)
         training.send_signal(signal.SIGINT)
-        out, said = training.communicate(timeout=60)
+        out, said = training.communicate(timeout=300)
     finally:
         training.kill()
     assert training.returncode == 130 and "stopped at step" in out and "Traceback" not in said

@@ -137,8 +137,8 @@ def test_kills_at_random_instants_lose_nothing_but_what_came_after_the_last_save
             done += 1
             if victim == "worker":
                 kill(parent)
-            wait_for(lambda: not run.locked(), 30, "the lock's fall")  # no stale lock ...
-            wait_for(lambda pid=worker: not alive(pid), 30, "the worker's end")  # ... and no orphan
+            wait_for(lambda: not run.locked(), 120, "the lock's fall")  # no stale lock ...
+            wait_for(lambda pid=worker: not alive(pid), 120, "the worker's end")  # ... and no orphan
             examine(campaign, reference, victim)
     finally:
         kill(*left)

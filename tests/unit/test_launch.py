@@ -20,7 +20,7 @@ def test_the_environment_of_a_worker(tiny, tmp_path, given, policy, flags):
             "real, seen = subprocess.Popen, {}\n"
             "idle = [sys.executable, '-c', '']\n"
             "subprocess.Popen = lambda command, **options: seen.update(options['env']) or real(idle)\n"
-            "launch.start(RunDirectory(sys.argv[1])).wait(10)\n"
+            "launch.start(RunDirectory(sys.argv[1])).wait(120)\n"
             "print(seen['OMP_WAIT_POLICY'], seen.get('PYTHONNOUSERSITE'))")
     environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "PYTHONNOUSERSITE")}
     if given:
@@ -31,7 +31,7 @@ def test_the_environment_of_a_worker(tiny, tmp_path, given, policy, flags):
 
 
 def test_a_worker_that_nobody_waits_for_any_more_is_ended_before_it_has_loaded_anything(tiny, monkeypatch):
-    child = launch.Child(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+    child = launch.Child(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
     asked = []
 
     def give_up_later():
@@ -42,7 +42,7 @@ def test_a_worker_that_nobody_waits_for_any_more_is_ended_before_it_has_loaded_a
     monkeypatch.setattr("trainer.launch.start", lambda *_: child)
     with pytest.raises(TimeoutError):
         open_run(make(tiny).path, check=give_up_later)
-    assert child.wait(20) is not None
+    assert child.wait(120) is not None
 
 
 @pytest.mark.parametrize(("lines", "words"), [

@@ -60,7 +60,7 @@ def test_another_client_lets_the_pictures_be_taken_first(tiny, serve):
     thread.start()
     assert not let.wait(0.6)
     client.train(8)
-    thread.join(30)
+    thread.join(120)
     assert let.is_set() and said == ["waiting for another program's pictures of step 3"]
 
 
@@ -153,7 +153,7 @@ def asked_while_it_loads(run, serve, *wishes):
 
     class Slow(Worker):
         def _load(self) -> None:
-            loaded.wait(30)
+            loaded.wait(120)
             super()._load()
 
     worker, client = serve(run, kind=Slow)

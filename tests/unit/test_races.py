@@ -21,7 +21,7 @@ class Gate:
 
         def held():
             self.reached.set()
-            assert self.open.wait(30)
+            assert self.open.wait(120)
             session.save = save
             if error is not None:
                 raise error
@@ -103,7 +103,7 @@ def test_a_pause_between_any_two_looks_at_the_goal_pauses(tiny, reads):
         assert status["save_point_step"] == 1 or status["state"] == "paused"
     finally:
         worker.quit("the test is over")
-        thread.join(30)
+        thread.join(120)
 
 
 def test_a_pause_just_before_the_target_is_reached_is_a_pause(tiny, serve):
@@ -146,7 +146,7 @@ def test_training_asked_for_during_the_save_of_a_stop_goes_on_in_the_next_worker
     wait_for_state(client, "paused")
     held = gate(worker)
     stopping = in_background(client.stop)
-    assert held.reached.wait(10)
+    assert held.reached.wait(120)
     with pytest.raises(WorkerClosing):
         client.train(4)  # may launch none
     said = []
@@ -154,7 +154,7 @@ def test_training_asked_for_during_the_save_of_a_stop_goes_on_in_the_next_worker
     time.sleep(0.5)
     assert other.is_alive() and said == ["the worker of run 'run' is saving: waiting for it to end"]
     held.open.set()
-    stopping.join(30), other.join(60)
+    stopping.join(120), other.join(120)
     assert not other.is_alive()
     wait_for(lambda: run.status()["state"] == "finished", 60)
     assert [s for s, _ in run.losses()] == [1, 2, 3, 4]
@@ -176,12 +176,12 @@ def test_a_client_that_waits_for_the_save_of_a_stop_goes_on_when_that_fails(tiny
             errors.append(str(error))
 
     stopping = in_background(stop)
-    assert held.reached.wait(10)
+    assert held.reached.wait(120)
     training = in_background(lambda: owner.train(4))
     time.sleep(0.3)
     assert training.is_alive()
     held.open.set()
-    stopping.join(10), training.join(10)
+    stopping.join(120), training.join(120)
     assert errors == ["the disk is full"] and not training.is_alive()
     assert wait_for_state(owner, "finished")["step"] == 4 and not worker.quitting
     owner.close()
@@ -193,7 +193,7 @@ def test_training_asked_for_during_the_last_save_of_an_idle_worker_is_not_lost(t
     client.train(3, pause_at=2)
     wait_for_state(client, "paused")
     held = gate(worker)
-    assert held.reached.wait(10)
+    assert held.reached.wait(120)
     with pytest.raises(WorkerClosing):
         client.train(3)
     held.open.set()
@@ -220,14 +220,14 @@ def test_waiting_for_a_worker_that_saves_can_be_cancelled(tiny, serve, gate, ope
     waiting = open_run(run.path, check=check) if open_first else None
     held = gate(worker)
     stopping = in_background(client.stop)
-    assert held.reached.wait(10)
+    assert held.reached.wait(120)
     threading.Timer(0.3, cancel.set).start()
     started = time.monotonic()
     with pytest.raises(Cancelled):
         (waiting or open_run(run.path, check=check)).train(4)
     assert 0.2 < time.monotonic() - started < 3
     held.open.set()
-    stopping.join(30)
+    stopping.join(120)
     assert run.status()["state"] == "stopped" and run.status()["save_point_step"] == 2
     if waiting is not None:
         waiting.close()
@@ -249,7 +249,7 @@ def test_a_broken_connection_ends_no_worker_and_loses_no_request(tiny, serve):
     wait_for_state(owner, "finished")
     assert worker._session.run.status()["worker"] == "alive"
     owner._owner_connection.close()  # it is the owner still: its end is the worker's
-    wait_for(lambda: not run.locked(), 10)
+    wait_for(lambda: not run.locked(), 120)
 
 
 def test_a_request_that_breaks_every_connection_is_told_and_the_worker_lives_on(tiny, serve, monkeypatch):

@@ -48,7 +48,7 @@ def test_a_worker_that_is_killed_holds_nothing_any_more(tiny, launched):
     client.pause()
     assert run.status()["ram_gb"] > 0
     os.kill(client._child._process.pid, signal.SIGKILL)
-    client._child.wait(10)
+    client._child.wait(120)
     status = run.status()
     assert status["state"] == "interrupted" and status["ram_gb"] is None and status["idle_exit"] is None
 

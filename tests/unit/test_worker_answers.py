@@ -57,7 +57,7 @@ def test_clients_in_many_threads_get_their_own_answers(tiny, serve):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     client.pause()
     assert not failures
     expected = [client.predict(*one) for one in inputs]
@@ -67,7 +67,7 @@ def test_clients_in_many_threads_get_their_own_answers(tiny, serve):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 

@@ -25,6 +25,8 @@ KEPT = 8
 _kept: OrderedDict[str, Any] = OrderedDict()
 _to_end = ""
 """The prompt that ``cancel`` is to end and that has not heard it."""
+_ending = ""
+"""The last prompt that is ending, or has."""
 
 SUFFIX = ".safetensors"
 LONGEST_NAME = 200
@@ -167,11 +169,12 @@ def kept(key: str, what: str) -> Any:
 
 def throw_if_cancelled() -> None:
     """Raise ComfyUI's interrupt if the user pressed Cancel. On the executor thread only: it takes the Cancel."""
+    global _to_end
     import comfy.model_management
 
     if _to_end and prompt_id() == _to_end:
         comfy.model_management.interrupt_current_processing()
-        take_cancel()
+        _to_end = ""
     comfy.model_management.throw_exception_if_processing_interrupted()
 
 
@@ -184,7 +187,7 @@ def cancel(prompt_id: str) -> bool:
     queue = PromptServer.instance.prompt_queue
     with queue.mutex:  # it cannot end meanwhile, and leave the Cancel to the next one
         running = any(entry[1] == prompt_id for entry in queue.currently_running.values())
-        if running:
+        if running and prompt_id != _ending:  # a second Cancel would break off its wait for the VRAM
             _to_end = prompt_id
             comfy.model_management.interrupt_current_processing()
     return running
@@ -198,9 +201,14 @@ def prompt_id() -> str:
 
 
 def take_cancel() -> None:
-    """What ``cancel`` asked for is being done: nothing is to hear it again."""
-    global _to_end
-    _to_end = ""
+    """The prompt that runs is ending: it is not to hear again what ``cancel`` asked for."""
+    global _to_end, _ending
+    _to_end, _ending = "", prompt_id()
+
+
+def ending() -> str:
+    """The last prompt that ``take_cancel`` was told of."""
+    return _ending
 
 
 def end_prompt() -> BaseException:

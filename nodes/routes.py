@@ -14,7 +14,8 @@
                                 ``{"elsewhere": true}``: unless a prompt of this ComfyUI trains it
 ``POST runs/NAME/save|lr``      a save point now; ``{"lr": number}`` from the next step
 ``POST runs/NAME/delete``       removes the run, ``{"stop": true}``: its worker is stopped first
-``GET trained``                 ``prompts``: by the run's name, the id of the prompt of this ComfyUI that trains it
+``GET trained``                 ``prompts``: by the run's name, the id of the prompt of this ComfyUI that trains it;
+                                ``ending``: of the last one that was told to end
 ``POST prompts/ID/end``         ends the prompt if it runs, as Cancel does: ``ended`` says whether it ran
 ``POST datasets``               ``{"name"}``: begins an upload, gives ``id``; then ``PUT datasets/ID?path=...`` each
                                 file (a .zip on top is unpacked), ``POST datasets/ID/finish``, or ``DELETE datasets/ID``
@@ -277,7 +278,7 @@ def register(routes: Any) -> None:
         ask = functools.partial(_ask, action=action)
         routes.post(f"{run}/{action}")(answers(ask, body=True, threads=_patient))
     routes.post(f"{run}/delete")(answers(_delete, body=True, threads=_patient))
-    routes.get(f"{PREFIX}/trained")(answers(lambda: {"prompts": called_off.prompts()}))
+    routes.get(f"{PREFIX}/trained")(answers(lambda: {"prompts": called_off.prompts(), "ending": bridge.ending()}))
     routes.post(f"{PREFIX}/prompts/{{key}}/end")(answers(lambda key, body: {"ended": bridge.cancel(key)}, body=True))
     routes.post(f"{PREFIX}/datasets")(answers(_begin_upload, body=True))
     routes.put(f"{PREFIX}/datasets/{{key}}")(answers(_receive))

@@ -25,18 +25,21 @@ export function isBusy(name) {
 
 /** Queue the graph that trained the run last. */
 export function resume(name) {
-  return attempt(name, 'resume', TEXT.queued, () => inTurn(() => goOnAfter(name)))
+  return attempt(name, 'resume', TEXT.queued, () => inTurn(name, async () => {
+    const { trains, ending } = await look(name)
+    if (!trains || ending) await goOnAfter(name)
+  }))
 }
 
 /** Pause or stop it, for good: what would have it go on, or after a stop load it for a picture, is taken out. */
 export async function halt(name, action) {
   runs.wish(name, action)
   const kinds = action === 'stop' ? [RESUMES, SAMPLES] : [RESUMES]
-  await inTurn(async () => {
+  await inTurn(name, async () => {
     await withdraw(name, kinds)
     const { trains, running } = await look(name) // it may be about to train it, and would not hear a pause
-    const ending = running.filter((one) => one === trains || kinds.some((kind) => isFor(one, kind, name)))
-    for (const one of ending) await end(one)
+    const samples = (one) => action === 'stop' && isFor(one, SAMPLES, name)
+    for (const one of running.filter((one) => one === trains || samples(one))) await end(one)
   }).catch(() => {}) // where ComfyUI is away, the next question says so
   return runs.ask(name, action)
 }
@@ -57,7 +60,7 @@ export function setRate(name, rate) {
 
 /** Have the prompts that wait run first, then go on. */
 export function letThrough(name) {
-  return attempt(name, 'through', TEXT.letThroughAsked, () => inTurn(async () => {
+  return attempt(name, 'through', TEXT.letThroughAsked, () => inTurn(name, async () => {
     const { trains, pending } = await look(name)
     if (pending.every((one) => isFor(one, RESUMES, name))) return TEXT.letThroughNone
     const id = idOf(await queueAgain(name, trains))
@@ -94,7 +97,7 @@ export function exportRun(name, inputs) {
 async function attemptAside(name, action, told, make, extra = {}) {
   let ended = null
   await attempt(name, action, told, async () => {
-    ended = prompts.ended(await inTurn(async () => aside(name, await make(), extra)))
+    ended = prompts.ended(await inTurn(name, async () => aside(name, await make(), extra)))
     runs.tell(name, told, null, ended)
   })
   return ended && { ended: ended.catch(() => false) }
@@ -115,28 +118,31 @@ async function attempt(name, action, meanwhile, work) {
 
 /** Run a small prompt at once: a run in training is queued to go on after it, and pauses. Resolves to its id. */
 async function aside(name, prompt, extra) {
-  const { trains } = await look(name)
-  const busy = isBusy(name) || trains
+  const { trains, ending } = await look(name)
+  const busy = !ending && (isBusy(name) || trains) // whoever is ending it has said whether it is to go on
   // What is queued to the front last runs first.
-  if (busy) await goOnAfter(name, { front: true })
-  const one = await enqueue(renamed(prompt, 'flux_fft_'), null, { front: true }, extra)
+  const after = busy ? await goOnAfter(name, { front: true }) : null
+  const one = await enqueue(renamed(prompt, 'flux_fft_'), null, { front: true }, extra).catch(async (error) => {
+    if (after) await withdraw(name, [RESUMES])
+    throw error
+  })
   if (busy) await makeWay(name, '', { number: one[0] + 0.5 })
   return idOf(one)
 }
 
-let last = Promise.resolve()
+const last = new Map()
 
-/** One after the other: each looks at the queue, and then changes it. */
-function inTurn(work) {
-  const done = last.then(work)
-  last = done.catch(() => {})
+/** What is done with a run, one after the other: each looks at the queue, and then changes it. */
+function inTurn(name, work) {
+  const done = Promise.resolve(last.get(name)).then(work)
+  last.set(name, done.catch(() => {}))
   return done
 }
 
-/** Have the run go on after what waits before it: once, however often that is asked. */
+/** Have the run go on after what waits before it: once, however often that is asked. Resolves to what was queued. */
 async function goOnAfter(name, place = {}) {
   const { trains, pending } = await look(name)
-  if (!pending.some((one) => isFor(one, RESUMES, name))) await queueAgain(name, trains, place)
+  return pending.some((one) => isFor(one, RESUMES, name)) ? null : queueAgain(name, trains, place)
 }
 
 /**
@@ -152,17 +158,17 @@ async function makeWay(name, but = '', place = {}) {
 }
 
 /**
- * ComfyUI's queue, {pending, running}, in entries of [number, id, prompt, extra data, outputs, ...]; and which of those
- * that run `trains` the run, or is about to; null: none.
+ * ComfyUI's queue, {pending, running}, in entries of [number, id, prompt, extra data, outputs, ...]; which of those that
+ * run `trains` the run, or is about to (null: none); and whether it is `ending`, and waits for its step's end.
  */
 async function look(name) {
-  const [queue, { prompts: trained }] = await Promise.all([get('/queue'), get('/flux_fft/trained')])
+  const [queue, { prompts: trained, ending }] = await Promise.all([get('/queue'), get('/flux_fft/trained')])
   const [running, pending] = [queue.queue_running ?? [], queue.queue_pending ?? []]
   const status = runs.get(name)?.status
   const trains = running.find((one) => idOf(one) === trained[name]) ?? running.find((one) =>
     !Object.values(trained).includes(idOf(one)) && (willTrain(one, name, status)
       || (isFor(one, RESUMES, name) && status?.state !== 'finished')))
-  return { pending, running, trains: trains ?? null }
+  return { pending, running, trains: trains ?? null, ending: trains !== undefined && idOf(trains) === ending }
 }
 
 /** Whether a Train Steps node of a prompt is going to train the run: it is to be run, and its target lies ahead. */
@@ -170,7 +176,7 @@ function willTrain([, , prompt, , outputs], name, status) {
   return Object.entries(prompt).some(([id, node]) => {
     if (node.class_type !== TRAIN_STEPS || (outputs && !outputs.includes(id))) return false
     const aim = aimOf(node, prompt)
-    return aim.run === name && (aim.target === null ? status?.state !== 'finished' : aim.target > (status?.step ?? 0))
+    return aim.run === name && (aim.target === null ? status?.state !== 'finished' : aim.target > (status?.resume_step ?? 0))
   })
 }
 
@@ -219,21 +225,32 @@ async function withdraw(name, kinds, but = '') {
  * where in the queue, which ends with it otherwise. Resolves as `enqueue` does.
  */
 async function queueAgain(name, trains, place = {}) {
-  const { prompt, workflow } = trains
-    ? { prompt: trains[2], workflow: trains[3]?.extra_pnginfo?.workflow } : await runs.fetch(name, 'graph')
+  const [, , prompt, extra, outputs] = trains ?? []
+  const known = trains ? { prompt, workflow: extra?.extra_pnginfo?.workflow } : await runs.fetch(name, 'graph')
   // Under other ids where another workflow is open: the canvas would show what they say on its nodes of the same ids.
-  const open = workflow?.id && workflow.id === openWorkflowId()
-  return enqueue(renamed(prompt, open ? '' : 'resumed_'), workflow, place, { [RESUMES]: name })
+  const open = known.workflow?.id && known.workflow.id === openWorkflowId()
+  const prefix = open ? '' : 'resumed_'
+  const part = outputs ? { partial_execution_targets: outputs.map((id) => begun(id, prefix)) } : {}
+  return enqueue(renamed(known.prompt, prefix), known.workflow, { ...place, ...part }, { [RESUMES]: name })
 }
 
-/** A prompt whose ids begin so, as one that was never queued: fingerprints noted in it would pass for new ones. */
+/** A node's id with a prefix. */
+function begun(id, prefix) {
+  return id.startsWith(prefix) ? id : `${prefix}${id.replaceAll(':', '_')}`
+}
+
+/**
+ * A prompt whose ids begin so, as one that was never queued: fingerprints noted in it would pass for new ones, and lists
+ * that are values, not links, come wrapped.
+ */
 function renamed(prompt, prefix) {
-  const id = (key) => (key.startsWith(prefix) ? key : `${prefix}${key.replaceAll(':', '_')}`)
-  const isLink = (value) => Array.isArray(value) && value.length === 2 && String(value[0]) in prompt
-  return Object.fromEntries(Object.entries(prompt).map(([key, { is_changed: _, ...node }]) => [id(key), {
-    ...node,
-    inputs: Object.fromEntries(Object.entries(node.inputs).map(([input, value]) =>
-      [input, isLink(value) ? [id(String(value[0])), value[1]] : value])),
+  const isLink = (value) => value.length === 2 && String(value[0]) in prompt
+  const given = (value) => {
+    if (!Array.isArray(value)) return value
+    return isLink(value) ? [begun(String(value[0]), prefix), value[1]] : { __value__: value }
+  }
+  return Object.fromEntries(Object.entries(prompt).map(([key, { is_changed: _, ...node }]) => [begun(key, prefix), {
+    ...node, inputs: Object.fromEntries(Object.entries(node.inputs).map(([input, value]) => [input, given(value)])),
   }]))
 }
 

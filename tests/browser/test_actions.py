@@ -12,12 +12,12 @@ from playwright.sync_api import Browser, Route
 WEB = Path(__file__).resolve().parents[2] / "web"
 SERVER = """
 const calls = globalThis.calls = [], queue = globalThis.queue = { running: [], pending: [] }
-globalThis.trained = {}, globalThis.stored = null, globalThis.slow = 0
+globalThis.trained = {}, globalThis.ending = '', globalThis.stored = null, globalThis.slow = 0
 let number = 100
-const add = ({ prompt, front, number: at, extra_data }) => {
+const add = ({ prompt, front, number: at, extra_data, partial_execution_targets: outputs }) => {
   number += 1
   const place = at ?? (front ? -number : number), id = `id${number}`
-  queue.pending.push([place, id, prompt, extra_data, Object.keys(prompt)])
+  queue.pending.push([place, id, prompt, extra_data, outputs ?? Object.keys(prompt)])
   queue.pending.sort(([a], [b]) => a - b)
   return { prompt_id: id, number: place }
 }
@@ -28,7 +28,7 @@ const answer = async (path, body) => {
   }
   if (path === '/queue') return { queue_running: [...queue.running], queue_pending: [...queue.pending] }
   if (path === '/prompt') return add(body)
-  if (path === '/flux_fft/trained') return { prompts: trained }
+  if (path === '/flux_fft/trained') return { prompts: trained, ending }
   if (path.endsWith('/graph')) return stored
   if (path.endsWith('/details')) {
     await new Promise((resolve) => setTimeout(resolve, slow))
@@ -82,7 +82,7 @@ def comfyui(browser: Browser) -> Iterator[Callable[..., Any]]:
     page.close()
 
 
-KNOWN = "runs.wish('d', '').status = { state: given[0], step: given[1] };"
+KNOWN = "runs.wish('d', '').status = { state: given[0], step: given[1], resume_step: given[1] };"
 RUNNING = "queue.running = [[1, 'user', given[2], {}, Object.keys(given[2])]];"
 QUEUE = ("return queue.pending.map(([, , prompt]) => Object.values(prompt)"
          ".filter((node) => node.class_type.endsWith('Steps')).map((node) => node.inputs.steps))")
@@ -123,6 +123,46 @@ def test_a_part_of_the_graph_without_its_training_is_left_alone(comfyui: Callabl
     comfyui(f"{KNOWN} queue.running = [[1, 'user', given[2], {{}}, ['0']]]; await does.sampleNow('d', 'a star')",
             "paused", 300, train("d", 500))
     assert comfyui(QUEUE) == [[]] and not comfyui("return calls.includes('/flux_fft/prompts/user/end')")
+
+
+def test_what_is_behind_its_training_is_not_stopped_with_it(comfyui: Callable[..., Any]) -> None:
+    """A prompt that had the run go on may train another one by now."""
+    comfyui(f"{KNOWN} queue.running = [[1, 'user', given[2], {{ flux_fft_resumes: 'd' }}, ['1']]];"
+            " trained = { e: 'user' }; await does.halt('d', 'stop')", "finished", 500, train("d", 500))
+    assert not comfyui("return calls.includes('/flux_fft/prompts/user/end')")
+
+
+def test_a_part_of_a_graph_is_queued_again_as_that_part_and_lists_as_values(comfyui: Callable[..., Any]) -> None:
+    prompt = train("d", 500, 300)
+    prompt["1"]["inputs"] |= {"three": ["a", "b", "c"], "two": ["x", 1]}
+    found = comfyui(f"""{KNOWN} trained = {{ d: 'user' }}; queue.running = [[1, 'user', given[2], {{}}, ['1']]]
+        await does.sampleNow('d', 'a star'); const [, , nodes, , outputs] = queue.pending[1]
+        return [outputs, nodes.resumed_1.inputs]""", "training", 300, prompt)
+    assert found == [["resumed_1"], {"run": ["resumed_0", 0], "steps": 500, "three": {"__value__": ["a", "b", "c"]},
+                                     "two": {"__value__": ["x", 1]}}]
+
+
+def test_a_picture_asked_for_while_the_run_is_being_ended_does_not_have_it_go_on(comfyui: Callable[..., Any]) -> None:
+    queued = comfyui(f"{KNOWN} {RUNNING} trained = {{ d: 'user' }}; ending = 'user';"
+                     f"await does.sampleNow('d', 'a star'); {QUEUE}", "training", 3, train("d", 500))
+    assert queued == [[]] and comfyui("return calls") == ["/prompt"]
+
+
+def test_resume_pressed_twice_queues_once(comfyui: Callable[..., Any]) -> None:
+    comfyui(f"{KNOWN} await does.resume('d'); queue.running = queue.pending.splice(0)", "paused", 3)
+    comfyui("await does.resume('d')")
+    assert comfyui(QUEUE) == []
+
+
+def test_a_picture_that_is_refused_leaves_nothing_behind(comfyui: Callable[..., Any]) -> None:
+    queued = comfyui(f"""{KNOWN} {RUNNING} trained = {{ d: 'user' }}
+        const {{ api }} = await import('/scripts/api.js'), fetch = api.fetchApi
+        const refused = {{ ok: false, json: async () => ({{ error: {{ message: 'no such sampler' }} }}) }}
+        api.fetchApi = async (path, ...more) => (path === '/prompt' && more[0].body.includes('FluxFFTPreview')
+          ? refused : fetch(path, ...more))
+        await does.sampleNow('d', 'a star'); {QUEUE}""", "training", 3, train("d", 500))
+    assert queued == [] and "no such sampler" in comfyui("return runs.get('d').requestFailed")
+    assert not comfyui("return calls.includes('/flux_fft/prompts/user/end')")
 
 
 def test_what_was_to_go_on_and_has_begun_is_followed_by_another(comfyui: Callable[..., Any]) -> None:

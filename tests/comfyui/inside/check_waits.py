@@ -60,6 +60,9 @@ def check_a_cancel_is_heard_by_a_prompt_that_has_only_just_begun() -> None:
         queue.task_done(key, {}, status=None)
         (_, server.last_prompt_id, *_), key = queue.get()
         bridge.throw_if_cancelled()  # not the next one
+        bridge.take_cancel()  # this one parks: it waits for its step's end, however often it is told to end
+        assert bridge.cancel("second") and bridge.ending() == "second"
+        bridge.throw_if_cancelled()
     finally:
         PromptServer.instance = before
         bridge.take_cancel()

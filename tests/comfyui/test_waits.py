@@ -231,7 +231,8 @@ def test_pause_and_stop_count_while_previews_are_sampled(server: Server, action:
     def press(message: dict) -> None:
         nonlocal pressed
         data = message.get("data") or {}
-        if not pressed and message["type"] == "flux_fft.event" and data["on_the_way"] is not None:
+        its = message["type"] == "flux_fft.event" and data["run"] == name
+        if not pressed and its and data["on_the_way"] is not None:
             pressed = True
             asked.start()
 
@@ -262,7 +263,8 @@ def test_pause_and_stop_count_while_the_worker_loads(server: Server, action: str
     def press(message: dict) -> None:
         nonlocal pressed
         data = message.get("data") or {}
-        if not pressed and message["type"] == "flux_fft.event" and data["state"] == "preparing":
+        its = message["type"] == "flux_fft.event" and data["run"] == name
+        if not pressed and its and data["state"] == "preparing":
             pressed = True
             asked.start()
 

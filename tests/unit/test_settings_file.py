@@ -13,6 +13,7 @@ def test_every_path_starts_from_the_file(tiny, tmp_path):
     settings["model"] |= {"flux": "flux.safetensors", "loras": [{"path": "style.safetensors", "strength": 0.5}]}
     settings["dataset"] |= {"folder": "pictures", "validation_folder": "held",
                             "also": [{**settings["dataset"], "folder": "more", "validation_folder": ""}]}  # fmt: skip
+    (folder / "style.safetensors").touch()
     (folder / "run.json.settings").write_text(json.dumps(settings))
     run = from_config_file(folder / "run.json.settings", str(tmp_path / "new"))
     assert run.config.model.flux == str(folder / "flux.safetensors") and run.config.model.vae == ""
